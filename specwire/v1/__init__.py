@@ -1,0 +1,1 @@
+"""Generated protocol code. Never edited; `make proto` writes it from protos/specwire/v1."""
