@@ -1,0 +1,237 @@
+"""The bookkeeping of a batched pass: who holds which slot, which feeds are allowed, how feeds become rectangles. No tensors.
+
+Law. A row of a rectangle is one feed (or a piece of one) in one slot. Rows are padded to the rectangle's width by repeating
+the last token at the last position; a padding token is written to the slot's *spare cell*, index `capacity`, which no row ever
+reads. So padding can touch neither another row nor a valid token, whatever the lengths. A piece of a feed stands in a later
+rectangle than the pieces before it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specwire.lm.port import Feed
+
+Ints = npt.NDArray[np.int64]
+
+
+class SlotTable:
+    """Which slots are free. The lowest free slot goes first, so that busy slots stay next to each other."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots))  # a sorted list is a heap
+        self._held = [False] * num_slots
+
+    def __repr__(self) -> str:
+        return f"SlotTable(held={sum(self._held)} free={len(self._free)})"
+
+    @property
+    def num_free(self) -> int:
+        """Slots that acquire() can still give."""
+        return len(self._free)
+
+    def acquire(self) -> int | None:
+        """The lowest free slot, or None when all are held."""
+        if not self._free:
+            return None
+        slot = heapq.heappop(self._free)
+        self._held[slot] = True
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Gives back a held slot. ValueError when it is not held: a slot freed twice would serve two sequences."""
+        if not 0 <= slot < len(self._held) or not self._held[slot]:
+            raise ValueError(f"slot {slot} is not held")
+        self._held[slot] = False
+        heapq.heappush(self._free, slot)
+
+    def check(self) -> None:
+        """Every slot is either held or free, once."""
+        assert sorted(self._free) == [slot for slot, held in enumerate(self._held) if not held]
+
+
+class SlotLengths:
+    """How many tokens each slot validly holds; refuses feeds that break the port's contract before anything is written."""
+
+    def __init__(self, num_slots: int, capacity: int, vocab_size: int) -> None:
+        self.capacity = capacity
+        self._vocab_size = vocab_size
+        self._lengths = [0] * num_slots
+
+    def __repr__(self) -> str:
+        return f"SlotLengths({self._lengths})"
+
+    def __getitem__(self, slot: int) -> int:
+        return self._lengths[slot]
+
+    def check(self, feeds: Sequence[Feed]) -> None:
+        """Raises ValueError on the first feed that is not allowed. Changes nothing."""
+        if not feeds:
+            raise ValueError("a pass needs at least one feed")
+        seen = set()
+        for feed in feeds:
+            count = len(feed.tokens)
+            if not 0 <= feed.slot < len(self._lengths):
+                raise ValueError(f"slot {feed.slot} does not exist, there are {len(self._lengths)}")
+            if feed.slot in seen:
+                raise ValueError(f"slot {feed.slot} is fed twice in one pass")
+            seen.add(feed.slot)
+            if count < 1 or not 0 <= feed.rows <= count:
+                raise ValueError(
+                    f"slot {feed.slot}: {count} tokens and {feed.rows} wanted rows, needs 1 <= tokens, rows <= tokens"
+                )
+            if not 0 <= feed.start <= self._lengths[feed.slot]:
+                raise ValueError(
+                    f"slot {feed.slot}: starts at {feed.start}, but holds {self._lengths[feed.slot]} tokens"
+                )
+            if feed.start + count > self.capacity:
+                raise ValueError(
+                    f"slot {feed.slot}: ends at {feed.start + count}, past the capacity of {self.capacity}"
+                )
+            if min(feed.tokens) < 0 or max(feed.tokens) >= self._vocab_size:
+                raise ValueError(f"slot {feed.slot}: token ids must be in [0, {self._vocab_size})")
+
+    def begin(self, feeds: Sequence[Feed]) -> None:
+        """The pass is about to write: what a slot held from a feed's start on is gone, even if the pass fails."""
+        for feed in feeds:
+            self._lengths[feed.slot] = feed.start
+
+    def end(self, feeds: Sequence[Feed]) -> None:
+        """The pass is done."""
+        for feed in feeds:
+            self._lengths[feed.slot] = feed.start + len(feed.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """One forward pass. Rows are in ascending order of slot, so that busy neighbours can be read without a copy."""
+
+    slots: Ints
+    """[rows]"""
+    tokens: Ints
+    """[rows, width]"""
+    positions: Ints
+    """[rows, width] Position in the sequence; a token attends to cells 0 .. position of its slot. Padding repeats the last one."""
+    cells: Ints
+    """[rows, width] Where keys and values go: the position, or the spare cell for padding."""
+    context: int
+    """Cells that must be visible: the largest position + 1."""
+    padded: bool
+    """Some token is padding."""
+    wanted: Ints
+    """[n] Scored tokens, as row * width + column."""
+    results: Ints
+    """[n] Row of the pass's result that each scored token becomes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    feed: int
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    rows: int
+    result: int
+    """Row of the pass's result for the first wanted token."""
+
+
+def plan(feeds: Sequence[Feed], capacity: int, overhead: int) -> list[Rectangle]:
+    """Rectangles that hold every feed once, in the order in which they must run.
+
+    `overhead`: what a pass costs besides its tokens, in tokens (reading the weights, launching kernels). A ragged batch is
+    cut into several rectangles when the padding saved is worth more than the passes added, so that a long prompt chunk is
+    not padded against single-token rows."""
+    pieces = _pieces(feeds)
+    widths = [len(piece.tokens) for piece in pieces]
+    if len(pieces) * max(widths) - sum(widths) <= overhead:
+        return [_rectangle(sorted(pieces, key=lambda piece: piece.slot), max(widths), capacity)]
+    pieces.sort(key=lambda piece: -len(piece.tokens))
+    cuts = _cheapest_cuts([len(piece.tokens) for piece in pieces], overhead)
+    groups = [pieces[a:b] for a, b in itertools.pairwise(cuts)]
+    return [_rectangle(sorted(group, key=lambda piece: piece.slot), len(group[0].tokens), capacity) for group in groups]
+
+
+def plan_fixed(feeds: Sequence[Feed], capacity: int, num_slots: int, width: int) -> list[Rectangle]:
+    """The same work in rectangles of one shape, [num_slots, width], where row i is always slot i: for `exactness: strict`."""
+    rectangles = []
+    todo = _pieces(feeds)
+    while todo:
+        now, later = [], []
+        for piece in todo:
+            if len(piece.tokens) <= width:
+                now.append(piece)
+                continue
+            rest = len(piece.tokens) - width
+            first = max(0, piece.rows - rest)  # wanted rows that fall into the first `width` tokens
+            now.append(_Piece(piece.feed, piece.slot, piece.start, piece.tokens[:width], first, piece.result))
+            later.append(
+                _Piece(
+                    piece.feed,
+                    piece.slot,
+                    piece.start + width,
+                    piece.tokens[width:],
+                    piece.rows - first,
+                    piece.result + first,
+                )
+            )
+        rectangles.append(_rectangle(now, width, capacity, num_slots))
+        todo = later
+    return rectangles
+
+
+def _pieces(feeds: Sequence[Feed]) -> list[_Piece]:
+    pieces, result = [], 0
+    for index, feed in enumerate(feeds):
+        pieces.append(_Piece(index, feed.slot, feed.start, feed.tokens, feed.rows, result))
+        result += feed.rows
+    return pieces
+
+
+def _cheapest_cuts(widths: list[int], overhead: int) -> list[int]:
+    """Borders 0 = c0 < c1 < ... = n that minimise the sum over groups of overhead + size * widest. Widths are descending."""
+    n = len(widths)
+    best = [0] + [0] * n  # cost of the first i rows
+    cut = [0] * (n + 1)
+    for end in range(1, n + 1):
+        costs = [best[begin] + overhead + (end - begin) * widths[begin] for begin in range(end)]
+        cut[end] = min(range(end), key=costs.__getitem__)
+        best[end] = costs[cut[end]]
+    borders = [n]
+    while borders[-1]:
+        borders.append(cut[borders[-1]])
+    return borders[::-1]
+
+
+def _rectangle(pieces: list[_Piece], width: int, capacity: int, fixed_rows: int = 0) -> Rectangle:
+    rows = fixed_rows or len(pieces)
+    slots = np.arange(rows, dtype=np.int64) if fixed_rows else np.array([piece.slot for piece in pieces], np.int64)
+    tokens = np.zeros((rows, width), np.int64)
+    positions = np.zeros((rows, width), np.int64)
+    cells = np.full((rows, width), capacity, np.int64)
+    padded = bool(fixed_rows)
+    context = 0
+    wanted: list[int] = []
+    results: list[int] = []
+    for index, piece in enumerate(pieces):
+        row = piece.slot if fixed_rows else index
+        count, end = len(piece.tokens), piece.start + len(piece.tokens)
+        context = max(context, end)
+        tokens[row, :count] = piece.tokens
+        cells[row, :count] = positions[row, :count] = np.arange(piece.start, end)
+        if count < width:
+            padded = True
+            tokens[row, count:] = piece.tokens[-1]
+            positions[row, count:] = end - 1
+        if piece.rows:
+            last = row * width + count
+            wanted.extend(range(last - piece.rows, last))
+            results.extend(range(piece.result, piece.result + piece.rows))
+    return Rectangle(
+        slots, tokens, positions, cells, context, padded, np.array(wanted, np.int64), np.array(results, np.int64)
+    )
