@@ -165,7 +165,8 @@ def error_of(call: grpc.RpcError) -> SpecwireError:
         case grpc.StatusCode.FAILED_PRECONDITION:
             return VersionMismatch(text)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            trailing: dict[str, Any] = {str(key): value for key, value in call.trailing_metadata() or ()}
+            pairs: Any = call.trailing_metadata() or ()
+            trailing: dict[str, Any] = dict(pairs)
             return NoRoom(text, float(trailing.get(RETRY_AFTER_KEY, 1000)) / 1000)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return TooLate(text or "deadline exceeded")

@@ -1,0 +1,414 @@
+"""One generation as the coordinator sees it: events in, commands out.
+
+Law. Committed text only grows, and only by verdicts. A round has one base, the committed text, and at most one block that
+follows it; once a block was sent to the target it stands until the target has judged it, so a retry for the same base sends
+the same block. Every cut, whatever its cause (a refusal, a replay, a draft given up), raises the epoch, so that answers to
+what was before it are recognised and dropped. Whatever happens to the draft, the round goes on without it; whatever happens
+to the target, the round waits for it.
+
+    READY --begin--> DRAFTING --block, nothing, late--> VERIFYING --verdict--> READY ... OVER
+       \\_______________________________________________^ (n-gram, plain)
+
+This module knows nothing of gRPC, clocks, Ray or models. Every method returns what to do, in the order in which it must be
+done.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.mirror import Mirror, State
+from specwire.law.cursor import Prefix
+from specwire.law.errors import BadLaw, OurFault, SpecwireError, TooLate
+from specwire.law.tasks import Answer, Failure, ProposeTask, Reason, Refusal, SessionId, VerifyTask
+from specwire.law.values import EMPTY_BLOCK, Block, Opening, Source, Verdict
+
+MAX_TROUBLES = 8
+"""Refusals and failures of the target in a row, within one round, before the request fails."""
+WARM_TOKENS = 64
+"""A draft further behind than this is brought up to date beside plain decoding, so that nobody waits for its prompt."""
+
+
+class Role(enum.Enum):
+    """Which worker."""
+
+    DRAFT = "draft"
+    TARGET = "target"
+
+
+class Phase(enum.Enum):
+    """What the generation waits for."""
+
+    READY = "ready"
+    DRAFTING = "drafting"
+    VERIFYING = "verifying"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this task to that worker."""
+
+    role: Role
+    task: ProposeTask | VerifyTask
+    again: bool = False
+    """True: the very task that was sent on a stream now lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """These tokens are text. Then begin the next round, or end."""
+
+    tokens: tuple[int, ...]
+    block: Block
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """The round goes on without the draft."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A worker has to be told the text again."""
+
+    role: Role
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The target has no room now: call `retry` after a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """An answer matched nothing and changed nothing."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The request fails."""
+
+    error: SpecwireError
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Tell that worker that the session is over."""
+
+    role: Role
+
+
+Command = Send | Commit | Fallback | Replayed | Later | Stale | Fail | End
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the workers can hold, in tokens."""
+
+    target_max_append: int
+    draft_max_append: int
+    draft_max_context: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What the shell knows of the moment and the ledger passes on untouched."""
+
+    time_left_ms: int = 0
+    draft_trace: bytes = b""
+    target_trace: bytes = b""
+
+
+NO_ENVELOPE = Envelope()
+
+
+class Ledger:
+    """The state of one generation."""
+
+    def __init__(
+        self, session: SessionId, opening: Opening, prompt: Sequence[int], limits: Limits, with_draft: bool
+    ) -> None:
+        assert len(prompt) == opening.prompt_length
+        self.session = session
+        self.opening = opening
+        self.limits = limits
+        self.with_draft = with_draft
+        self.phase = Phase.READY
+        self.epoch = 1
+        """Life of the text after the committed part. Only rises."""
+        self.prefix = Prefix(opening.fingerprint(), prompt)
+        """Prompt and committed output."""
+        self.block: Block = EMPTY_BLOCK
+        """The block of this round, once known. Stands until judged."""
+        self.target = Mirror()
+        self.draft = Mirror()
+        self.envelope = NO_ENVELOPE
+        self.wanted = 0
+        """Tokens asked of the draft this round."""
+        self.troubles = 0
+        """Refusals and failures of the target in this round."""
+        self.cuts = 0
+        """How often text was cut; for people."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Ledger({self.phase.value}, epoch={self.epoch}, committed={len(self.prefix)}, block={len(self.block)}, "
+            f"target={self.target!r}, draft={self.draft!r})"
+        )
+
+    # ---------------------------------------------------------------- rounds
+
+    def draft_ready(self) -> bool:
+        """Whether the draft can be asked to propose now."""
+        behind = len(self.prefix) - self.draft.match
+        return (
+            self.with_draft
+            and self.draft.idle
+            and behind <= WARM_TOKENS
+            and len(self.prefix) + 1 <= self.limits.draft_max_context
+        )
+
+    def warm(self) -> list[Command]:
+        """Brings a draft that is far behind up to date, beside whatever the target does."""
+        behind = len(self.prefix) - self.draft.match
+        fits = len(self.prefix) + 1 <= self.limits.draft_max_context
+        if not self.with_draft or not self.draft.idle or behind <= WARM_TOKENS or not fits:
+            return []
+        return [self._ask_draft(0)]
+
+    def begin(self, source: Source, num_tokens: int, guess: Sequence[int], envelope: Envelope) -> list[Command]:
+        """Starts a round: ask the draft for `num_tokens`, or judge `guess` (n-gram), or neither (plain)."""
+        assert self.phase is Phase.READY, repr(self)
+        self.envelope = envelope
+        self.troubles = 0
+        self.block = EMPTY_BLOCK
+        self.wanted = 0
+        if source is Source.DRAFT_MODEL and num_tokens > 0 and self.draft_ready():
+            self.phase = Phase.DRAFTING
+            self.wanted = num_tokens
+            return [self._ask_draft(num_tokens)]
+        commands = self.warm()
+        if source is Source.NGRAM and guess:
+            self.block = self._sound(Block(tuple(guess), (), Source.NGRAM))
+        return [*commands, *self._verify()]
+
+    def finish(self) -> list[Command]:
+        """Ends the generation, from whatever phase."""
+        if self.phase is Phase.OVER:
+            return []
+        self.phase = Phase.OVER
+        return [End(Role.TARGET), *([End(Role.DRAFT)] if self.with_draft else [])]
+
+    # ---------------------------------------------------------------- the draft
+
+    def draft_answered(self, answer: Answer, generation: int) -> list[Command]:
+        """An answer of the draft."""
+        if self.phase is Phase.OVER or not self.draft.matches(answer, generation):
+            return [Stale(Role.DRAFT)]
+        asked = self.draft.in_flight
+        assert isinstance(asked, ProposeTask)
+        awaited = self.phase is Phase.DRAFTING and asked.num_tokens > 0
+        result = answer.result
+        if isinstance(result, Refusal):
+            self.draft.refused(result, self.prefix)
+            self._cut()
+            commands: list[Command] = [Replayed(Role.DRAFT, f"draft_{result.reason.value}")]
+            if result.reason not in (Reason.LENGTH, Reason.HASH):
+                commands = [Fallback(f"draft_{result.reason.value}")]
+            elif awaited and self.draft_ready() and self.troubles == 0:
+                self.troubles += 1
+                return [*commands, self._ask_draft(self.wanted)]
+            return [*commands, *(self._verify() if awaited else [])]
+        if not isinstance(result, Block) or len(result) > max(asked.num_tokens, 0):
+            self.draft.lost_cache()
+            self._cut()
+            return [Fallback("draft_failed"), *(self._verify() if awaited else [])]
+        self.draft.answered(answer, self.prefix, result.tokens)
+        if not awaited:
+            self.draft.settle(self.prefix)
+            return self.warm()
+        self.troubles = 0
+        self.block = self._sound(result)
+        return self._verify()
+
+    def draft_late(self) -> list[Command]:
+        """The draft did not answer in time. What it still says about this round is dropped."""
+        if self.phase is not Phase.DRAFTING:
+            return []
+        self.draft.abandoned()
+        self._cut()
+        return [Fallback("draft_timeout"), *self._verify()]
+
+    def draft_down(self) -> list[Command]:
+        """The draft's stream broke."""
+        self.draft.stream_lost()
+        if self.phase is not Phase.DRAFTING:
+            return []
+        self.draft.abandoned()
+        self._cut()
+        return [Fallback("draft_lost"), *self._verify()]
+
+    def draft_up(self, same_worker: bool) -> list[Command]:
+        """The draft's stream is back, or another draft took its place. Old proposals are not asked for again."""
+        self.draft.abandoned()
+        self.draft.stream_back(same_worker)
+        self._cut()
+        return []
+
+    # ---------------------------------------------------------------- the target
+
+    def target_answered(self, answer: Answer, generation: int) -> list[Command]:
+        """An answer of the target."""
+        if self.phase is Phase.OVER or not self.target.matches(answer, generation):
+            return [Stale(Role.TARGET)]
+        asked = self.target.in_flight
+        assert isinstance(asked, VerifyTask)
+        result = answer.result
+        if isinstance(result, Refusal):
+            return self._target_refused(result)
+        if isinstance(result, Failure):
+            return self._target_failed(result)
+        if asked.prefill_only:
+            self.target.answered(answer, self.prefix, ())
+            return self._verify()
+        sound = (
+            isinstance(result, Verdict)
+            and result.accepted <= len(self.block)
+            and result.added < self.limits.vocab_size
+            and answer.length <= asked.base + result.accepted
+        )
+        if not sound:
+            return self._target_failed(Failure(f"verdict out of range: {result}"))
+        assert isinstance(result, Verdict)
+        self.target.answered(answer, self.prefix, self.block.tokens)
+        tokens = result.committed(self.block)
+        self.prefix.extend(tokens)
+        self.target.settle(self.prefix)
+        self.draft.settle(self.prefix)
+        if result.accepted < len(self.block):
+            self._cut()
+        judged, self.block = self.block, EMPTY_BLOCK
+        self.phase = Phase.READY
+        self.troubles = 0
+        return [Commit(tokens, judged, result.accepted)]
+
+    def target_down(self) -> list[Command]:
+        """The target's stream broke. The round waits."""
+        self.target.stream_lost()
+        return []
+
+    def target_up(self, same_worker: bool, generation: int) -> list[Command]:
+        """The target's stream is back, or another life of it. The standing block goes out again, as it was."""
+        if self.phase is Phase.OVER:
+            return []
+        task = self.target.stream_back(same_worker)
+        if task is not None:
+            return [Send(Role.TARGET, task, again=True)]
+        commands: list[Command] = []
+        if not same_worker:
+            self._cut()
+            commands.append(Replayed(Role.TARGET, "target_lost"))
+        if self.phase is Phase.VERIFYING:
+            commands.extend(self._verify())
+        return commands
+
+    def retry(self) -> list[Command]:
+        """After `Later`."""
+        if self.phase is not Phase.VERIFYING or not self.target.idle:
+            return []
+        return self._verify()
+
+    def _target_refused(self, refusal: Refusal) -> list[Command]:
+        self.target.refused(refusal, self.prefix)
+        if refusal.reason is Reason.TOO_LATE:
+            return [Fail(TooLate("the request's deadline passed before the target came to it"))]
+        if refusal.reason is Reason.INVALID:
+            return [Fail(OurFault(f"target refused a task: {refusal.detail}"))]
+        self._cut()
+        if refusal.reason is Reason.NO_ROOM:
+            return [Later()]
+        self.troubles += 1
+        if self.troubles > MAX_TROUBLES:
+            return [Fail(OurFault(f"target refused {self.troubles} times: {refusal}"))]
+        return [Replayed(Role.TARGET, f"target_{refusal.reason.value}"), *self._verify()]
+
+    def _target_failed(self, failure: Failure) -> list[Command]:
+        self.target.lost_cache()
+        self._cut()
+        self.troubles += 1
+        if failure.bad_law:
+            return [Fail(BadLaw(failure.detail))]
+        if self.troubles > 1:
+            return [Fail(OurFault(f"target failed twice: {failure.detail}"))]
+        return [Replayed(Role.TARGET, "target_failed"), *self._verify()]
+
+    # ---------------------------------------------------------------- making tasks
+
+    def _cut(self) -> None:
+        self.epoch += 1
+        self.cuts += 1
+
+    def _sound(self, block: Block) -> Block:
+        """The block up to the first id the target does not have. A draft's padding rows must not reach the target."""
+        for index, token in enumerate(block.tokens):
+            if token >= self.limits.vocab_size:
+                return block.cut(index)
+        return block
+
+    def _ask_draft(self, num_tokens: int) -> Send:
+        keep, keep_hash, rest = self.draft.place(self.prefix)
+        if len(rest) > self.limits.draft_max_append:
+            rest, num_tokens = rest[: self.limits.draft_max_append], 0
+        task = ProposeTask(
+            session=self.session,
+            epoch=self.epoch,
+            number=self.draft.next_number(),
+            keep=keep,
+            keep_hash=keep_hash,
+            append=tuple(rest),
+            opening=self.opening if keep == 0 else None,
+            time_left_ms=self.envelope.time_left_ms,
+            trace=self.envelope.draft_trace if num_tokens else b"",
+            num_tokens=num_tokens,
+        )
+        return Send(Role.DRAFT, task)
+
+    def _verify(self) -> list[Command]:
+        """The next task for the target: a chunk of text it lacks, or the block. Nothing while its stream is lost."""
+        self.phase = Phase.VERIFYING
+        if self.target.state is State.PROBE:
+            return []
+        keep, keep_hash, rest = self.target.place(self.prefix)
+        chunk = rest[: self.limits.target_max_append]
+        prefill_only = len(chunk) < len(rest)
+        task = VerifyTask(
+            session=self.session,
+            epoch=self.epoch,
+            number=self.target.next_number(),
+            keep=keep,
+            keep_hash=keep_hash,
+            append=tuple(chunk),
+            opening=self.opening if keep == 0 else None,
+            time_left_ms=self.envelope.time_left_ms,
+            trace=self.envelope.target_trace,
+            block=EMPTY_BLOCK if prefill_only else self.block,
+            prefill_only=prefill_only,
+        )
+        return [Send(Role.TARGET, task)]
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant is broken."""
+        self.target.check(self.prefix)
+        self.draft.check(self.prefix)
+        assert self.phase is not Phase.DRAFTING or self.draft.in_flight is not None, repr(self)
+        assert self.phase is Phase.VERIFYING or not self.block.tokens, repr(self)
