@@ -1,0 +1,126 @@
+"""The coordinator's settings: frozen, checked once, printed at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+
+from specwire.law.errors import InvalidArgument
+from specwire.wire.rpc import check_bind
+
+
+class Frozen(pydantic.BaseModel):
+    """Unknown keys are refused, values never change."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class SpeculationConfig(Frozen):
+    """What a request gets that does not say otherwise."""
+
+    num_speculative_tokens: int | Literal["auto"] = "auto"
+    """Block length; 0 is plain decoding; `auto` lets the controller choose round by round."""
+    max_num_speculative_tokens: int = pydantic.Field(default=8, ge=1, le=64)
+    """Longest block that `auto` considers, and most that a request may ask for."""
+    method: Literal["auto", "draft_model", "ngram"] = "auto"
+    law: Literal["shared_noise", "rejection"] = "shared_noise"
+    draft_timeout_ms: int | Literal["auto"] = "auto"
+    """How long a round waits for its block. `auto`: four times what it should take, at least 50 ms. Under `rejection` no
+    round gives up on a block that may come, since when a block is late could depend on what it holds."""
+
+    @pydantic.field_validator("num_speculative_tokens")
+    @classmethod
+    def _count(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 0 <= value <= 64:
+            raise ValueError("must be auto or in [0, 64]")
+        return value
+
+    @pydantic.field_validator("draft_timeout_ms")
+    @classmethod
+    def _timeout(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 1 <= value <= 600_000:
+            raise ValueError("must be auto or in [1, 600000]")
+        return value
+
+
+class CoordinatorConfig(Frozen):
+    """One coordinator."""
+
+    name: str = "coordinator"
+    bind: str = "127.0.0.1:8470"
+    """host:port for clients and workers. Port 0: any free one."""
+    insecure: bool = False
+    """Allows an address that others can reach, without TLS."""
+    model_name: str = ""
+    """Name told to clients. Empty: the target's."""
+    tokenizer: str | None = None
+    """Folder with tokenizer.json, or that file. None: clients must send ids."""
+    max_running: int = pydantic.Field(default=32, ge=1, le=65_536)
+    """Requests generated at a time; never more than the target has cache slots."""
+    max_waiting: int = pydantic.Field(default=128, ge=0, le=1_000_000)
+    """Requests that may wait for one of those places."""
+    default_max_tokens: int = pydantic.Field(default=512, ge=1)
+    """Token limit of a request that names none (the context limit applies too)."""
+    speculation: SpeculationConfig = SpeculationConfig()
+    lease_s: float = pydantic.Field(default=30.0, gt=0, le=3600)
+    """How long a worker keeps a session after its stream is lost."""
+    heartbeat_s: float = pydantic.Field(default=1.0, gt=0, le=60)
+    suspect_after_s: float = pydantic.Field(default=2.0, gt=0, le=600)
+    """Silence after which a worker gets no new work."""
+    recovery_timeout_s: float = pydantic.Field(default=120.0, gt=0, le=86_400)
+    """How long a running request without a deadline waits for a lost target."""
+    drain_s: float = pydantic.Field(default=30.0, ge=0, le=3600)
+    """How long running requests may take to finish after SIGTERM."""
+    client_buffer_tokens: int = pydantic.Field(default=256, ge=1)
+    """Tokens a client may be behind before its generation pauses."""
+    metrics_port: int | None = pydantic.Field(default=None, ge=0, le=65_535)
+    """Port of /metrics on the host of `bind`. None: off."""
+    trace_detail: Literal["off", "request", "round"] = "request"
+    """Spans, where the standard OTEL variables name a collector."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @pydantic.model_validator(mode="after")
+    def _address(self) -> CoordinatorConfig:
+        try:
+            check_bind(self.bind, self.insecure)
+        except InvalidArgument as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+def first_error(error: pydantic.ValidationError) -> InvalidArgument:
+    """Pydantic's report as one of ours: the field's path, its value, the limit."""
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"]) or "config"
+    limit = "a known key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+    return InvalidArgument(path, first.get("input"), limit)
+
+
+def load(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
+    """Reads a YAML file (None: defaults) and puts `overrides` (dotted keys) over it. Raises InvalidArgument."""
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(Path(path).read_text())
+        except OSError as error:
+            raise InvalidArgument("--config", path, f"a readable file ({error.strerror})") from error
+        except yaml.YAMLError as error:
+            raise InvalidArgument("--config", path, f"YAML ({error})") from error
+        if loaded is not None and not isinstance(loaded, dict):
+            raise InvalidArgument("--config", path, "a mapping of settings")
+        data = loaded or {}
+    for key, value in overrides.items():
+        place = data
+        *parents, last = key.split(".")
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise InvalidArgument("--set", key, "a path of mappings")
+        place[last] = value
+    try:
+        return CoordinatorConfig.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise first_error(error) from error
