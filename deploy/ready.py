@@ -1,0 +1,136 @@
+"""Waiting until the service really serves: it answers, and every worker that was asked for has announced itself.
+
+Alive is not ready. Both ways of starting (`processes.py`, `cluster.py`) end here; each brings its own way to see that something
+died, so that a failed start is told at once with its reason and not by a time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from deploy.topology import TopologyError
+from specwire.client import Client
+from specwire.law.errors import OurFault, SpecwireError, Unavailable
+from specwire.wire.rpc import split_address
+
+if TYPE_CHECKING:
+    from specwire.v1 import inference_pb2 as pb
+
+LOOK_EVERY_S = 0.15
+TAIL_LINES = 12
+
+
+class StartError(OurFault):
+    """The service did not come up; the text says which part and why."""
+
+
+def wait_ready(
+    endpoint: str,
+    workers: Sequence[str],
+    timeout_s: float,
+    failed: Callable[[], str | None],
+    progress: Callable[[str], None],
+) -> pb.GetStatsResponse:
+    """The service's state once it is ready with all `workers`. `failed` tells why it will never be; `progress` gets a line.
+
+    Raises StartError."""
+    return asyncio.run(_wait(endpoint, workers, timeout_s, failed, progress))
+
+
+async def _wait(
+    endpoint: str,
+    workers: Sequence[str],
+    timeout_s: float,
+    failed: Callable[[], str | None],
+    progress: Callable[[str], None],
+) -> pb.GetStatsResponse:
+    give_up = time.monotonic() + timeout_s
+    while True:
+        if reason := failed():
+            raise StartError(reason)
+        stats = await probe(endpoint)
+        missing = _missing(stats, workers)
+        progress("ready" if not missing else "waiting for " + ", ".join(missing))
+        if stats is not None and not missing:
+            return stats
+        if time.monotonic() > give_up:
+            raise StartError(f"not ready after {timeout_s:g} s: still waiting for {', '.join(missing)}")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def probe(endpoint: str, timeout_s: float = 2.0) -> pb.GetStatsResponse | None:
+    """The state of the service, or None when nobody answers.
+
+    A new channel each time: one that failed would wait longer and longer before it tries again."""
+    async with Client(endpoint, retry_for_s=0) as client:
+        with contextlib.suppress(SpecwireError):
+            return await client.stats(timeout=timeout_s)
+    return None
+
+
+def _missing(stats: pb.GetStatsResponse | None, workers: Sequence[str]) -> list[str]:
+    """What is not there yet, with what is known of it."""
+    if stats is None:
+        return ["coordinator", *workers]
+    known = {worker.name: worker for worker in stats.workers}
+    found = []
+    for name in workers:
+        worker = known.get(name)
+        if worker is None:
+            found.append(name)
+        elif worker.state != "ready":
+            found.append(f"{name} ({worker.state}{': ' + worker.reason if worker.reason else ''})")
+    return found or ([] if stats.ready else ["coordinator (not ready)"])
+
+
+def check_port(endpoint: str, field: str = "coordinator.port") -> None:
+    """Refuses an address that somebody else listens on, by name where the system tells it. Raises TopologyError."""
+    host, port = split_address(endpoint)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind((host, port))
+        except OSError as error:
+            owner = _listener(port)
+            raise TopologyError(
+                f"{field}: got {port}, must be a free port of {host}: {error.strerror}"
+                + (f" (by {owner})" if owner else "")
+            ) from None
+
+
+def free_port(host: str) -> int:
+    """A port that is free now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as chosen:
+        chosen.bind((host, 0))
+        return int(chosen.getsockname()[1])
+
+
+def _listener(port: int) -> str:
+    with contextlib.suppress(psutil.Error, OSError):
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr[1] == port and each.pid:
+                return f"process {each.pid}, {psutil.Process(each.pid).name()}"
+    return ""
+
+
+def tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def unavailable(endpoint: str) -> Unavailable:
+    """Nobody answers where the service should be."""
+    return Unavailable(f"no service answers at {endpoint}; start one with `specwire up`, or look at `specwire logs`")
