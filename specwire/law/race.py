@@ -19,7 +19,10 @@ them: top-k by count, min-p by distance, top-p by a single-precision total whose
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from math import log
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +47,14 @@ STEP = LOG2 / 2**23
 OFFSET = 159 * LOG2
 SLACK = 2e-6
 """Of |score| + 256 t: ten times what the roundings to single precision can add up to."""
-MASS_ERROR = 1e-5
-"""Relative error of a single-precision total: argument 2e-6 (entropy is at most log vocab), exp 2e-7, sum 2e-6."""
+MASS_ERROR = 4e-6
+"""Relative, of a single-precision total: arguments 2e-6 (mean depth is at most log vocab), exp 2e-7, pairwise sum 2e-6."""
 COLDEST = 1e-3
 """Under this temperature single precision says too little: the reference alone."""
-FIRST_DEPTH = 6.0
-"""Nats under the best score where the search for survivors begins; doubled until they are settled."""
-DOUBLINGS = 6
+FIRST_DEPTH = 4.0
+"""Nats under the best score where the search for survivors begins."""
+DEEPER, LAST_DEPTH = 1.3, 100.0
+"""It goes on in these steps until they are settled, and gives up there: a longer sort costs more than a look."""
 
 
 class _Scratch(threading.local):
@@ -119,29 +123,40 @@ class Prefix:
         # a survivor tied with the last token might have to give way to one outside that is tied as well
         return n if self.scaled[n - 1] > self.scaled[-1] else None
 
+    def settled(self, spec: SamplingSpec, rough: float, exact: Callable[[], float] | None = None) -> int | None:
+        """The same by a rough total, when its error cannot matter; else by the exact one."""
+        low, high = self.kept(spec, rough * (1 - MASS_ERROR)), self.kept(spec, rough * (1 + MASS_ERROR))
+        if low == high:
+            return low
+        return None if exact is None else self.kept(spec, exact())
 
-def prefix_of(row: Row, spec: SamplingSpec, best: float, depth: float) -> Prefix:
-    """What lies within `depth` nats of the best. [vocab]."""
-    columns = np.flatnonzero(row >= best - depth * spec.temperature)
-    scaled = row[columns].astype(np.float64) / spec.temperature
-    order = np.argsort(-scaled, kind="stable")
-    return Prefix(columns[order], scaled[order])
 
-
-def rough_mass(row: Row, temperature: float, best: float) -> float:
-    """`sampling.mass` within MASS_ERROR. [vocab]."""
+def rough_weights(row: Row, temperature: float, best: float) -> npt.NDArray[np.float32]:
+    """exp of the scaled distance from the best; adds up to `sampling.mass` within MASS_ERROR. [vocab] -> [vocab]."""
     weights = np.subtract(row, best, dtype=np.float32, casting="same_kind")
     np.divide(weights, np.float32(temperature), out=weights)
-    np.exp(weights, out=weights)
-    return float(weights.sum())
+    return np.exp(weights, out=weights)
 
 
-def settle(prefix: Prefix, spec: SamplingSpec, row: Row, rough: float) -> int | None:
-    """How many survive: by the rough total when its error cannot matter, else by the exact one."""
-    low, high = prefix.kept(spec, rough * (1 - MASS_ERROR)), prefix.kept(spec, rough * (1 + MASS_ERROR))
-    if low == high:
-        return low
-    return prefix.kept(spec, mass(row.astype(np.float64) / spec.temperature, float(prefix.scaled[0])))
+def prefixes(row: Row, spec: SamplingSpec, best: float, weights: npt.NDArray[np.float32] | None) -> Iterator[Prefix]:
+    """Ever longer prefixes that could settle the survivors. [vocab]; `weights` only where their total decides."""
+    share, depth = 0.0, FIRST_DEPTH
+    if spec.min_p > 0.0:
+        depth = max(depth, 1.0 - log(spec.min_p))  # nothing deeper survives
+    elif weights is not None:
+        share = spec.top_p * (1 - 2 * MASS_ERROR) * float(weights.sum())
+    while depth < LAST_DEPTH:
+        columns = np.flatnonzero(row >= best - depth * spec.temperature)
+        if len(columns) > spec.top_k and (weights is None or weights[columns].sum() >= share):
+            scaled = row[columns].astype(np.float64) / spec.temperature
+            order = np.argsort(-scaled, kind="stable")
+            yield Prefix(columns[order], scaled[order])
+        depth *= DEEPER
+
+
+def exact_mass(row: Row, spec: SamplingSpec, best: float) -> float:
+    """`sampling.mass` of a row; `best` is its best scaled score. [vocab]."""
+    return mass(row.astype(np.float64) / spec.temperature, best)
 
 
 def fast_survivors(row: Row, spec: SamplingSpec) -> tuple[Ids, Floats]:
@@ -149,11 +164,11 @@ def fast_survivors(row: Row, spec: SamplingSpec) -> tuple[Ids, Floats]:
     best = float(row.max())
     check_best(best)
     if spec.temperature >= COLDEST:
-        needs_total = spec.top_p < 1.0 and not spec.top_k
-        rough = rough_mass(row, spec.temperature, best) if needs_total else 0.0
-        for doubling in range(DOUBLINGS):
-            prefix = prefix_of(row, spec, best, FIRST_DEPTH * 2**doubling)
-            n = settle(prefix, spec, row, rough)
+        needs_total = spec.top_p < 1.0 and not spec.top_k  # top-k left a total of its own
+        weights = rough_weights(row, spec.temperature, best) if needs_total else None
+        rough = 0.0 if weights is None else float(weights.sum())
+        for prefix in prefixes(row, spec, best, weights):
+            n = prefix.settled(spec, rough, partial(exact_mass, row, spec, float(prefix.scaled[0])))
             if n is not None:
                 return prefix.columns[:n], prefix.scaled[:n]
     scaled = scaled_scores(row, spec)
