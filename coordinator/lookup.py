@@ -7,7 +7,7 @@ itself is guessed to go on repeating: on period-3 text with blocks of 8 this acc
 does not repeat the difference is nil, since such guesses seldom reach the end.
 
 Trust is the chance that the first token of a guess stands, by length of match, from this session's own rounds (the last dozen
-or so count), starting from modest priors. The controller weighs it against the draft's acceptance.
+or so count), starting from modest priors. The controller (`window.py`) keeps it and weighs it against the draft's acceptance.
 
 An appended token costs one dictionary write per match length; memory is about 0.3 kB per token. Committed text only grows, so
 nothing is ever cut.
@@ -34,14 +34,38 @@ class NgramGuess:
     """At least one."""
     match_length: int
     """Tokens of the tail that stood there before."""
-    trust: float
-    """Chance that tokens[0] stands."""
+
+
+class Trust:
+    """How far one session's guesses are to be believed."""
+
+    __slots__ = ("_hits", "_tries")
+
+    def __init__(self) -> None:
+        self._tries: dict[int, float] = {}
+        """By length of match: guesses judged, older ones counting less."""
+        self._hits: dict[int, float] = {}
+        """Of these, guesses whose first token stands. At most as many."""
+
+    def __repr__(self) -> str:
+        return f"Trust({ {length: round(self.of(length), 2) for length in sorted(self._tries)} })"
+
+    def of(self, match_length: int) -> float:
+        """Chance that the first token of a guess with such a match stands."""
+        prior = _PRIOR[min(match_length, len(_PRIOR)) - 1]
+        tries, hits = self._tries.get(match_length, 0.0), self._hits.get(match_length, 0.0)
+        return (hits + _PRIOR_WEIGHT * prior) / (tries + _PRIOR_WEIGHT)
+
+    def observe(self, match_length: int, accepted: int) -> None:
+        """A guess with such a match was judged; so many of its tokens stand."""
+        self._tries[match_length] = self._tries.get(match_length, 0.0) * _MEMORY + 1.0
+        self._hits[match_length] = self._hits.get(match_length, 0.0) * _MEMORY + (accepted > 0)
 
 
 class NgramLookup:
     """The index of one session's text."""
 
-    __slots__ = ("_earlier", "_hits", "_places", "_sizes", "_tokens", "_tries")
+    __slots__ = ("_earlier", "_places", "_sizes", "_tokens")
 
     def __init__(self, tokens: Iterable[int] = (), *, min_match: int = 2, max_match: int = 4) -> None:
         if not 1 <= min_match <= max_match:
@@ -52,8 +76,6 @@ class NgramLookup:
         """For each size: what stood there last, as one number, to the position after it."""
         self._earlier: list[int | None] = [None] * len(self._sizes)
         """For each size: the position after the latest earlier place of the text's tail."""
-        self._tries = [0.0] * (max_match + 1)
-        self._hits = [0.0] * (max_match + 1)
         self.extend(tokens)
 
     def __len__(self) -> int:
@@ -88,18 +110,8 @@ class NgramLookup:
             return None
         for size, start in zip(self._sizes, self._earlier, strict=True):
             if start is not None:
-                return NgramGuess(self._copy(start, max_tokens), size, self.trust(size))
+                return NgramGuess(self._copy(start, max_tokens), size)
         return None
-
-    def trust(self, match_length: int) -> float:
-        """Chance that the first token of a guess with such a match stands."""
-        prior = _PRIOR[min(match_length, len(_PRIOR)) - 1]
-        return (self._hits[match_length] + _PRIOR_WEIGHT * prior) / (self._tries[match_length] + _PRIOR_WEIGHT)
-
-    def observe(self, match_length: int, accepted: int) -> None:
-        """A guess with such a match was judged; so many of its tokens stand."""
-        self._tries[match_length] = self._tries[match_length] * _MEMORY + 1.0
-        self._hits[match_length] = self._hits[match_length] * _MEMORY + (accepted > 0)
 
     def _copy(self, start: int, count: int) -> tuple[int, ...]:
         source = self._tokens[start : start + count]

@@ -1,0 +1,135 @@
+"""What all requests of a service have learnt together: step times, links, acceptance, and what may be spent on finding out.
+
+Law. Moved by observations only. Compute and link are kept apart, as workers and coordinator measure them: a busy network does
+not make the model look slow, nor the reverse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.measure import Acceptance, Average, StepTimes
+from specwire.law.tasks import StepTiming
+from specwire.law.values import Source
+from specwire.wire.stopwatch import Passage
+
+if TYPE_CHECKING:
+    from coordinator.window import RequestWindow
+
+LARGEST_ALLOWANCE = 8.0
+"""Plain rounds that the allowance for trials gathers at most, unless a trial costs more."""
+_FIRST_ALLOWANCE = 4.0
+"""Plain rounds that a new service may spend on finding out."""
+_SERVICE_MEMORY = 0.995
+"""200 rounds count for the service."""
+_UNMEASURED_DRAFT = 0.15
+"""Draft time per token, in target steps, before anything is known."""
+
+
+class ServiceCurves:
+    """What all requests of a service have learnt together."""
+
+    def __init__(self) -> None:
+        self.verify = StepTimes()
+        self.draft_steps = StepTimes()
+        """The draft's step by sessions in it. Only its shape is used once `draft_token` is known."""
+        self.draft_token = Average()
+        """Microseconds of draft compute per token, alone at the draft."""
+        self.draft_link = Average()
+        """r_d: what a block takes beyond its compute."""
+        self.target_link = Average()
+        """r_t: what a verdict takes beyond its step."""
+        self.acceptance = {s: Acceptance(_SERVICE_MEMORY) for s in (Source.DRAFT_MODEL, Source.NGRAM)}
+        self.curve: dict[Source, list[float]] = {s: [] for s in self.acceptance}
+        """`acceptance[s].curve()`, kept up to date."""
+        self.allowance = _FIRST_ALLOWANCE
+        """Plain rounds that may be lost to trials. Negative only while a trial went worse than feared."""
+        self.allowance_limit = LARGEST_ALLOWANCE
+        self._sessions = 1
+        self._last_step = -1
+        self._drafted = self._accepted = 0.0
+
+    def __repr__(self) -> str:
+        curve = [round(a, 2) for a in self.curve[Source.DRAFT_MODEL][:8]]
+        return (
+            f"ServiceCurves(plain={self.plain_us(1):.0f} us, draft={self.draft_us(1):.0f} us, "
+            f"draft_link={self.draft_link.value:.0f} us, target_link={self.target_link.value:.0f} us, "
+            f"acceptance={curve}, allowance={self.allowance:.2f})"
+        )
+
+    def target_profile(self, step_profile_us: tuple[int, ...]) -> None:
+        """A target was measured at its start."""
+        self.verify.profile(step_profile_us)
+
+    def draft_profile(self, step_profile_us: tuple[int, ...]) -> None:
+        """A draft was measured at its start."""
+        self.draft_steps.profile(step_profile_us)
+        if step_profile_us:
+            self.draft_token = Average(float(step_profile_us[0]))
+
+    def request(self, num_speculative_tokens: int | None, longest: int) -> RequestWindow:
+        """A new request. `num_speculative_tokens`: always so many (0: plain); None: chosen round by round, up to `longest`."""
+        from coordinator.window import RequestWindow  # late: that file builds on this one
+
+        return RequestWindow(self, num_speculative_tokens, longest)
+
+    def plain_us(self, sessions: int) -> float:
+        """A plain round."""
+        return self.verify.at(sessions) + self.target_link.value
+
+    def draft_us(self, sessions: int) -> float:
+        """Draft compute per token with so many sessions at the draft."""
+        if not self.draft_token.known and not self.draft_steps.known:
+            return _UNMEASURED_DRAFT * self.verify.at(1)
+        return self.draft_token.value * self.draft_steps.at(sessions) / self.draft_steps.at(1)
+
+    def draft_seconds(self, num_tokens: int) -> float:
+        """How long a block should take to come. Generous while nothing is known."""
+        if not self.draft_link.known:
+            return 0.25 * (num_tokens + 1)
+        return (num_tokens * self.draft_us(self._sessions) + self.draft_link.value) / 1e6
+
+    def observe_draft(self, asked: int, drafted: int, way: Passage) -> None:
+        """A block came. Microseconds."""
+        self.draft_link.observe(way.total_us - way.compute_us)
+        if drafted > 0:
+            share = self.draft_steps.at(self._sessions) / self.draft_steps.at(1)
+            self.draft_token.observe(way.compute_us / drafted / share)
+
+    def observe_verify(self, step: StepTiming, way: Passage) -> None:
+        """A verdict came from this step. Steps with prompt rows say nothing of a step's time; a step counts once."""
+        self.target_link.observe(way.total_us - way.compute_us)
+        if step.prefill_rows == 0 and step.step != self._last_step:
+            self._last_step = step.step
+            self.verify.observe(step.rows, step.prepare_us + step.compute_us + step.sample_us)
+
+    def observe_block(self, source: Source, drafted: int, accepted: int) -> None:
+        """A block was judged."""
+        self.acceptance[source].observe(drafted, accepted)
+        self.curve[source] = self.acceptance[source].curve()
+        if source is Source.DRAFT_MODEL:
+            self._drafted = self._drafted * _SERVICE_MEMORY + drafted
+            self._accepted = self._accepted * _SERVICE_MEMORY + accepted
+
+    def recent_acceptance(self) -> float | None:
+        """Accepted / drafted of the draft over the last 200 blocks or so. None: nothing drafted yet."""
+        return self._accepted / self._drafted if self._drafted else None
+
+    def present_length(self, sessions: int, longest: int) -> int:
+        """Block length that a new request would begin with, if the draft can follow."""
+        if longest < 1:
+            return 0
+        from coordinator.window import Room
+
+        return self.request(None, longest).best(Room(longest, longest, None, max(1, sessions)))[1].num_tokens
+
+    def round_us(self, source: Source, num_tokens: int, sessions: int) -> float:
+        """Expected time of a round, every session doing the same."""
+        us = self.verify.at(sessions * (num_tokens + 1)) + self.target_link.value
+        if source is Source.DRAFT_MODEL:
+            us += num_tokens * self.draft_us(sessions) + self.draft_link.value
+        return us
+
+    def expects(self, sessions: int) -> None:
+        """So many sessions share the steps now."""
+        self._sessions = max(1, sessions)

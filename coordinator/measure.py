@@ -1,0 +1,160 @@
+"""What was measured, in the form in which the controller needs it: step times by rows, acceptance by position.
+
+Law. Estimates move by observations only; nothing here reads a clock or draws a number. Every call costs a constant (or the
+length of one block).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+MAX_BLOCK = 64
+"""Longest block looked at."""
+
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_GUESSED_SLOPE = 0.1
+"""Without a profile: each further row adds a tenth of the first, between a device that does not notice it and one that does."""
+_LOCAL_GAIN = 0.2
+"""Share of an observed error that the neighbouring knots take over: five observations count."""
+_COMMON_GAIN = 0.02
+"""Share that all knots take over, since a machine that slows down does so for every number of rows. Small, so that a wrong shape
+is not mistaken for a slow machine."""
+_LARGEST_ERROR = 4.0
+"""Observations further off than this factor count as this far off: one pause must not overturn the table."""
+
+PRIOR = 0.6
+"""Acceptance before anything was drafted."""
+_SERVICE_WEIGHT = 2.0
+"""Observations that a position's expectation from the one before weighs against its own."""
+
+
+class StepTimes:
+    """Microseconds of one step by its rows: a table that never falls, linear in between."""
+
+    __slots__ = ("_us", "known")
+
+    def __init__(self) -> None:
+        self._us = [1.0 + _GUESSED_SLOPE * (rows - 1) for rows in _KNOTS]
+        """Per knot. Non-decreasing and positive, always."""
+        self.known = False
+        """False until the first profile or observation: then only the shape means anything."""
+
+    def __repr__(self) -> str:
+        return f"StepTimes({ {rows: round(us) for rows, us in zip(_KNOTS, self._us, strict=True)} })"
+
+    def profile(self, measured_us: Sequence[int]) -> None:
+        """Takes a worker's start-up measurement: steps of 1, 2, 4, 8 ... rows. Replaces what was known; empty changes nothing."""
+        measured = [float(us) for us in measured_us]
+        if not measured or min(measured) <= 0:
+            return
+        if len(measured) == 1:
+            measured.append(measured[0] * (1.0 + _GUESSED_SLOPE))
+        points = [(1 << n, us) for n, us in enumerate(measured)]
+        us: list[float] = []
+        for rows in _KNOTS:
+            right = min(max(1, bisect_right(points, (rows, float("inf")))), len(points) - 1)
+            (x0, y0), (x1, y1) = points[right - 1], points[right]
+            us.append(y0 + (y1 - y0) * (rows - x0) / (x1 - x0))
+        self._us = us
+        self._make_monotone(0, 0)
+        self.known = True
+
+    def at(self, rows: int) -> float:
+        """Time of a step with so many rows (at least 1). Past the table it goes on as steeply as the table ends."""
+        right = min(max(1, bisect_right(_KNOTS, rows)), len(_KNOTS) - 1)
+        x0, y0 = _KNOTS[right - 1], self._us[right - 1]
+        return y0 + (self._us[right] - y0) * (rows - x0) / (_KNOTS[right] - x0)
+
+    def observe(self, rows: int, us: float) -> None:
+        """A step of so many rows took so long."""
+        if rows < 1 or us <= 0:
+            return
+        error = us / self.at(rows)
+        if not self.known:
+            self._us = [value * error for value in self._us]
+            self.known = True
+            return
+        error = min(max(error, 1.0 / _LARGEST_ERROR), _LARGEST_ERROR)
+        common = error**_COMMON_GAIN
+        self._us = [value * common for value in self._us]
+        right = min(max(1, bisect_right(_KNOTS, rows)), len(_KNOTS) - 1)
+        share = min(1.0, (rows - _KNOTS[right - 1]) / (_KNOTS[right] - _KNOTS[right - 1]))
+        self._us[right - 1] *= error ** (_LOCAL_GAIN * (1.0 - share))
+        self._us[right] *= error ** (_LOCAL_GAIN * share)
+        self._make_monotone(right - 1, right)
+
+    def _make_monotone(self, low: int, high: int) -> None:
+        """The knots just set are right; the others give way."""
+        self._us[high] = max(self._us[low], self._us[high])
+        for n in range(high + 1, len(_KNOTS)):
+            self._us[n] = max(self._us[n], self._us[n - 1])
+        for n in range(low - 1, -1, -1):
+            self._us[n] = min(self._us[n], self._us[n + 1])
+
+
+class Average:
+    """A moving average that starts at its first value and does not jump at a single pause."""
+
+    __slots__ = ("_gain", "known", "value")
+
+    def __init__(self, value: float = 0.0, gain: float = 0.1) -> None:
+        self.value = value
+        self.known = False
+        """False while `value` is only a guess."""
+        self._gain = gain
+
+    def observe(self, value: float) -> None:
+        """One more."""
+        if not self.known:
+            self.value, self.known = value, True
+        else:
+            largest = _LARGEST_ERROR * self.value + 1000.0  # a millisecond, so that an average near zero can rise
+            self.value += self._gain * (min(value, largest) - self.value)
+
+
+class Acceptance:
+    """Chance that the i-th token of a block stands, given that all before it stand. Position 0 is the first token."""
+
+    __slots__ = ("_memory", "_since", "hits", "tries")
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        """What an observation is worth one observation of that position later."""
+        self._since = 0
+        """Rounds without a block since the last one with."""
+        self.tries: list[float] = []
+        """Per position: times it was judged with all before it accepted, older ones counting less."""
+        self.hits: list[float] = []
+        """Per position: of these, times it stood. At most `tries`."""
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """A block was judged. Positions after the first refusal say nothing."""
+        if self._since:
+            # What was seen long ago weighs less, but never nothing: no evidence is no reason to expect better.
+            fade = 0.99**self._since
+            for n, tries in enumerate(self.tries):
+                kept = max(fade, min(1.0, 4.0 / tries)) if tries > 0 else 1.0
+                self.tries[n] *= kept
+                self.hits[n] *= kept
+            self._since = 0
+        judged = min(drafted, accepted + 1, MAX_BLOCK)
+        while len(self.tries) < judged:
+            self.tries.append(0.0)
+            self.hits.append(0.0)
+        for n in range(judged):
+            self.tries[n] = self.tries[n] * self._memory + 1.0
+            self.hits[n] = self.hits[n] * self._memory + (n < accepted)
+
+    def idle(self) -> None:
+        """A round went by without a block."""
+        self._since += 1
+
+    def curve(self) -> list[float]:
+        """Per position ever judged, shrunk toward the position before it; the first toward PRIOR."""
+        chances: list[float] = []
+        expected = PRIOR
+        for tries, hits in zip(self.tries, self.hits, strict=True):
+            expected = (hits + _SERVICE_WEIGHT * expected) / (tries + _SERVICE_WEIGHT)
+            chances.append(expected)
+        return chances

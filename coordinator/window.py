@@ -1,0 +1,262 @@
+"""How many tokens the next round proposes, and who proposes them. Zero is one of the answers.
+
+Law. A request's next block is the one with the most expected tokens per unit of time:
+
+    E(k) / (k*d + r_d + v(b*(k + 1)) + r_t)        against        1 / (v(b) + r_t)
+
+E(k) = 1 + a_1 + a_1*a_2 + ... with a_i the chance that token i stands given that all before it stand; d draft time per token, r_d
+and r_t what the links and queues add, v the target's step by rows, b the sessions that share it. Every session is priced as
+if all did the same, since under load a row costs all of them time. A guess of n-gram lookup has no d and no r_d, and its a_1 is
+the trust in it: so the longer trusted guess wins.
+
+Only past rounds and the committed text decide, never what is being drafted; so any choice is exact under `rejection` too.
+
+A choice stands until another is 2 % better. What is not chosen is tried again out of an allowance: 1 % of the time, in units of
+plain rounds. A trial that pays gives back what it took, so a draft that has become good is taken up at once; one that does not
+pay costs what the allowance holds and no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.curves import LARGEST_ALLOWANCE, ServiceCurves
+from coordinator.lookup import NgramGuess, Trust
+from coordinator.measure import MAX_BLOCK, PRIOR, Acceptance
+from specwire.law.values import Source
+from specwire.wire.stopwatch import Passage
+
+__all__ = ["PLAIN", "Plan", "RequestWindow", "Room", "ServiceCurves"]
+
+_LENGTHS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64})
+"""Block lengths compared: past 8 neighbours differ too little to be told apart."""
+_HYSTERESIS = 1.02
+_REQUEST_MEMORY = 0.97
+"""33 rounds count for a request."""
+_REQUEST_WEIGHT = 6.0
+"""Observations that the service's curve weighs in a request's own."""
+_EXPLORATION = 0.01
+_HOPED = 0.9
+"""Acceptance that a trial hopes for; it drafts no more than it takes to gain if so."""
+_PLAIN_EVERY, _OTHER_EVERY = 64, 32
+"""Rounds after which plain decoding, or the other source, is tried again while one source pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next round."""
+
+    source: Source
+    num_tokens: int
+    """Tokens to propose; zero exactly when the source is NONE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the next round may do."""
+
+    longest: int
+    """Longest block that target, context and max_tokens leave: one less than the tokens still wanted."""
+    draft: int
+    """Most tokens the draft can propose now; 0: it is away, or not to be asked."""
+    guess: NgramGuess | None
+    """What n-gram lookup proposes; None: nothing, or not to be asked."""
+    sessions: int
+    """Sessions expected to share the target's step, this one included."""
+
+
+PLAIN = Plan(Source.NONE, 0)
+
+
+class RequestWindow:
+    """One request's choice, round by round."""
+
+    __slots__ = (
+        "_acceptance",
+        "_current",
+        "_curves",
+        "_fixed",
+        "_longest",
+        "_match",
+        "_rate",
+        "_reserve",
+        "_since",
+        "_trust",
+    )
+
+    def __init__(self, curves: ServiceCurves, num_speculative_tokens: int | None, longest: int) -> None:
+        self._curves = curves
+        self._fixed = num_speculative_tokens
+        self._longest = min(longest, MAX_BLOCK)
+        self._acceptance = {s: Acceptance(_REQUEST_MEMORY) for s in (Source.DRAFT_MODEL, Source.NGRAM)}
+        self._trust = Trust()
+        self._current = PLAIN
+        """The last choice that was not a trial."""
+        self._since = {Source.NONE: 0, Source.DRAFT_MODEL: 0, Source.NGRAM: 0}
+        """Rounds since each was last used."""
+        self._match = 0
+        """Length of match of the guess that was planned last."""
+        self._rate = 0.0
+        """Tokens per microsecond of the best choice at the last plan; 0: a fixed block length."""
+        self._reserve = 0.0
+        """What the trial under way took from the allowance; 0: none is."""
+
+    def __repr__(self) -> str:
+        current = f"{self._current.source.value} {self._current.num_tokens}"
+        return f"RequestWindow(fixed={self._fixed}, current={current}, {self._trust!r})"
+
+    def plan(self, room: Room) -> Plan:
+        """The next round. Call once per round."""
+        self._curves.expects(room.sessions)
+        self._match = room.guess.match_length if room.guess is not None else 0
+        if self._fixed is not None:
+            return self._plan_fixed(room, self._fixed)
+        self._rate, best = self.best(room)
+        self._current = best
+        return self._trial(room, best) or best
+
+    def observe(
+        self,
+        source: Source,
+        drafted: int,
+        accepted: int,
+        draft_way: Passage | None,
+        target_way: Passage,
+        *,
+        first: bool = False,
+    ) -> None:
+        """A round is over: who drafted how much, what stood, and how long it took. `first`: prompt rows were in the step, so its
+        time is not a round's."""
+        curves = self._curves
+        for known in self._since:
+            self._since[known] += 1
+        self._since[source] = 0
+        if source is not Source.NONE and drafted > 0:
+            self._acceptance[source].observe(drafted, accepted)
+            curves.observe_block(source, drafted, accepted)
+            if source is Source.NGRAM:
+                self._trust.observe(self._match, accepted)
+        for other, acceptance in self._acceptance.items():
+            if other is not source:
+                acceptance.idle()
+                curves.acceptance[other].idle()
+        if self._rate > 0.0:
+            self._settle(accepted + 1, target_way.total_us + (draft_way.total_us if draft_way else 0), first)
+
+    def best(self, room: Room) -> tuple[float, Plan]:
+        """Tokens per microsecond of the best choice, and the choice. The last one wins over others that are hardly better."""
+        rate, plan = 1.0 / self._curves.plain_us(room.sessions), PLAIN
+        stay_rate, stay = rate, PLAIN
+        for source, limit in self._sources(room):
+            curves, sessions = self._curves, room.sessions
+            keep = min(self._current.num_tokens, limit) if self._current.source is source else 0
+            expected, chance = 1.0, 1.0
+            for k, stands in enumerate(self._chances(source, limit), start=1):
+                chance *= stands
+                expected += chance
+                if k in _LENGTHS or k in (limit, keep):
+                    this = expected / curves.round_us(source, k, sessions)
+                    if this > rate:
+                        rate, plan = this, Plan(source, k)
+                    if k == keep:
+                        stay_rate, stay = this, Plan(source, k)
+                if chance < 0.01 and k >= keep:
+                    break
+        kept = stay.source is self._current.source
+        return (stay_rate, stay) if kept and rate < stay_rate * _HYSTERESIS else (rate, plan)
+
+    def _sources(self, room: Room) -> list[tuple[Source, int]]:
+        """Who can propose now, and how much at most."""
+        longest = min(room.longest, self._longest)
+        found: list[tuple[Source, int]] = []
+        if (draft := min(room.draft, longest)) > 0:
+            found.append((Source.DRAFT_MODEL, draft))
+        if room.guess is not None and (guess := min(len(room.guess.tokens), longest)) > 0:
+            found.append((Source.NGRAM, guess))
+        return found
+
+    def _plan_fixed(self, room: Room, fixed: int) -> Plan:
+        """Always `fixed` tokens as far as there is room; of two sources the one that promises more for its time."""
+        rate, plan = 0.0, PLAIN
+        for source, most in self._sources(room):
+            limit = min(most, fixed)
+            if limit < 1:
+                continue
+            expected, chance = 1.0, 1.0
+            for stands in self._chances(source, limit):
+                chance *= stands
+                expected += chance
+            this = expected / self._curves.round_us(source, limit, room.sessions)
+            if this > rate:
+                rate, plan = this, Plan(source, limit)
+        return plan
+
+    def _chances(self, source: Source, limit: int) -> list[float]:
+        """a_1 ... a_limit: the request's own, shrunk toward the service's curve moved to the request's level."""
+        base = self._curves.curve[source]
+        own = self._acceptance[source]
+        tries, hits = own.tries, own.hits
+        seen = stood = hoped = 0.0
+        for n, count in enumerate(tries):
+            seen += count
+            stood += hits[n]
+            hoped += count * (base[n] if n < len(base) else PRIOR)
+        better = stood > hoped
+        weight = _REQUEST_WEIGHT
+        # Of a request that does better, refusals shrink; of one that does worse, acceptances: both stay in [0, 1].
+        level = (seen - stood + weight) / (seen - hoped + weight) if better else (stood + weight) / (hoped + weight)
+        chances: list[float] = []
+        usual = base[-1] if base else PRIOR
+        for n in range(limit):
+            service = base[n] if n < len(base) else usual
+            moved = 1.0 - (1.0 - service) * level if better else service * level
+            chances.append((hits[n] + weight * moved) / (tries[n] + weight) if n < len(tries) else moved)
+        if source is Source.NGRAM:
+            chances[0] = self._trust.of(self._match)
+        return chances
+
+    def _trial(self, room: Room, best: Plan) -> Plan | None:
+        """Another choice, if one is due and the allowance bears its cost: what it takes if only one token comes of it."""
+        curves, since = self._curves, self._since
+        plain_us = curves.plain_us(room.sessions)
+        tried: Plan | None = None
+        if best is not PLAIN and since[Source.NONE] >= _PLAIN_EVERY:
+            tried = PLAIN
+        else:
+            due = 1 if best is PLAIN else _OTHER_EVERY
+            others = [(s, limit) for s, limit in self._sources(room) if s is not best.source and since[s] >= due]
+            if others:
+                source, limit = max(others, key=lambda other: since[other[0]])
+                tried = Plan(source, self._shortest_hope(source, limit, room.sessions))
+        if tried is None:
+            return None
+        cost = max(0.0, (curves.round_us(tried.source, tried.num_tokens, room.sessions) - 1.0 / self._rate) / plain_us)
+        curves.allowance_limit = max(LARGEST_ALLOWANCE, cost)
+        if cost > curves.allowance:
+            return None
+        self._reserve = cost
+        curves.allowance -= cost
+        return tried
+
+    def _shortest_hope(self, source: Source, limit: int, sessions: int) -> int:
+        """Shortest block that would beat plain decoding if the source were good; 1 if none would."""
+        plain_us = self._curves.plain_us(sessions)
+        expected = chance = 1.0
+        for k in range(1, limit + 1):
+            chance *= _HOPED
+            expected += chance
+            if expected * plain_us > self._curves.round_us(source, k, sessions):
+                return k
+        return 1
+
+    def _settle(self, committed: int, us: float, first: bool) -> None:
+        """Earns the round's share of the allowance, and books what a trial really cost: less than nothing when it paid."""
+        curves = self._curves
+        plain_us = curves.plain_us(curves._sessions)
+        change = self._reserve
+        if not first:
+            change += _EXPLORATION * us / plain_us
+            if self._reserve > 0.0:
+                change -= (us - committed / self._rate) / plain_us
+        self._reserve = 0.0
+        curves.allowance = min(curves.allowance_limit, curves.allowance + change)
