@@ -1,0 +1,236 @@
+"""The engine: one thread that owns the device, the sessions and every decision about them.
+
+Law. Everything that reaches the engine comes through one inbox, in order; everything that leaves it goes to the event loop in
+one wake-up. Between two steps it takes all that waits. Only this thread touches the desk or the model. With nothing to do it
+blocks and uses no CPU.
+
+A step that raises fails its own tasks and nobody else's: they are answered with a Failure, their sessions dropped, their slots
+freed, and the engine goes on. `trouble` tells when a step takes too long or several failed in a row, since then the process
+is alive and of no use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from specwire.law.tasks import Failure, StepTiming
+from specwire.law.values import Block, Verdict
+from specwire.wire.stopwatch import now_ns
+from specwire.worker.desk import Delivery, Desk
+from specwire.worker.observe import Observers, StepRecord, TaskRecord
+from specwire.worker.stepper import Part, Stepper, StepResult
+
+log = logging.getLogger(__name__)
+
+FAILURES_IN_A_ROW = 3
+"""Failed steps after which the worker says it is not well ..."""
+FAILURE_MEMORY_S = 10.0
+"""... for so long, since nobody would find out that it recovered if nobody tried."""
+
+Command = Callable[[Desk, int], None]
+"""Something to do to the desk between two steps, with the stamp at which it is done."""
+
+
+class Engine:
+    """Starts its thread at once; `ready` is done when the stepper is built."""
+
+    def __init__(
+        self,
+        build: Callable[[], Stepper],
+        loop: asyncio.AbstractEventLoop,
+        observers: Observers,
+        max_lease_s: float,
+        idle_s: float,
+        hang_s: float,
+    ) -> None:
+        self.ready: Future[Stepper] = Future()
+        self._build = build
+        self._loop = loop
+        self._observers = observers
+        self._max_lease_s = max_lease_s
+        self._idle_s = idle_s
+        self._hang_s = hang_s
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._busy_since_ns: int | None = None
+        self._failures = 0
+        self._failed_at_ns = 0
+        self._steps = 0
+        self._free_since_ns = 0
+        self._counts = (0, 0)
+        self._idle_calls: list[Callable[[], object]] = []
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def put(self, command: Command) -> None:
+        """Asks the engine to do something between two steps. Callable from any thread; never blocks."""
+        self._inbox.put(command)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after the running step. False: it did not end in time (a step hangs)."""
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Calls `call` in the engine thread once no task is left."""
+        self._inbox.put(lambda desk, now: self._idle_calls.append(call))
+
+    def trouble(self) -> str:
+        """Why the worker cannot be relied on. Empty: all is well. Callable from any thread."""
+        busy, now = self._busy_since_ns, now_ns()
+        if not self.ready.done():
+            return "loading"
+        if not self._thread.is_alive():
+            return "the engine has ended"
+        if busy is not None and (now - busy) / 1e9 > self._hang_s:
+            return f"a step has taken {(now - busy) / 1e9:.0f} s"
+        if self._failures >= FAILURES_IN_A_ROW and (now - self._failed_at_ns) / 1e9 < FAILURE_MEMORY_S:
+            return f"{self._failures} steps failed in a row"
+        return ""
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            stepper = self._build()
+        except BaseException as error:
+            self.ready.set_exception(error)
+            return
+        desk = Desk(stepper, self._max_lease_s, self._idle_s)
+        self.ready.set_result(stepper)
+        self._free_since_ns = now_ns()
+        timeout: float | None = None
+        while self._take(desk, timeout):
+            try:
+                timeout = self._turn(desk, stepper)
+            except Exception:
+                log.exception("the engine's bookkeeping failed; every session is dropped")
+                desk.reset(Failure("internal error"))
+                timeout = 0.0
+
+    def _turn(self, desk: Desk, stepper: Stepper) -> float | None:
+        """One round of the loop. Returns how long to wait for the next command; None: for ever."""
+        now = now_ns()
+        desk.expire(now)
+        plan = desk.plan(self._free_since_ns, now)
+        self._post(desk)
+        if plan.parts:
+            self._step(desk, stepper, plan.parts)
+            self._free_since_ns = now_ns()
+            return 0.0
+        if plan.wait_until is None and self._idle_calls:
+            calls, self._idle_calls = self._idle_calls, []
+            for call in calls:
+                call()
+        ends = [end for end in (plan.wait_until, desk.table.next_expiry()) if end is not None]
+        return max(0.0, min(ends) - now_ns() / 1e9) if ends else None
+
+    def _take(self, desk: Desk, timeout: float | None) -> bool:
+        """Waits for the first command, then takes all there are. False: stop."""
+        try:
+            command = self._inbox.get(timeout=timeout) if timeout != 0.0 else self._inbox.get_nowait()
+            while True:
+                if command is None:
+                    return False
+                try:
+                    command(desk, now_ns())
+                except Exception:
+                    log.exception("a command to the engine failed")
+                command = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _step(self, desk: Desk, stepper: Stepper, parts: Sequence[Part]) -> None:
+        began, began_wall = now_ns(), time.time_ns()
+        self._busy_since_ns = began
+        self._steps += 1
+        failure: Failure | None = None
+        result = StepResult()
+        try:
+            desk.begin(parts, began, began_wall)
+            run_at = now_ns()
+            result = stepper.run(parts)
+            result.prepare_ns += run_at - began
+            self._failures = 0
+        except Exception as error:
+            log.exception("step %d failed", self._steps)
+            failure = Failure(f"the model failed ({type(error).__name__})")
+            self._failures += 1
+            self._failed_at_ns = now_ns()
+        ended = now_ns()
+        timing = StepTiming(
+            prepare_us=result.prepare_ns // 1000,
+            compute_us=result.compute_ns // 1000,
+            sample_us=result.sample_ns // 1000,
+            rows=result.rows,
+            prefill_rows=result.prefill_rows,
+            sessions=len(parts),
+            step=self._steps,
+        )
+        if failure is None:
+            desk.finish(parts, result, timing, ended)
+        else:
+            desk.fail(parts, failure, timing, ended)
+        self._busy_since_ns = None
+        self._post(desk)
+        record = StepRecord(
+            timing=timing,
+            began_wall_ns=began_wall,
+            ended_wall_ns=began_wall + (ended - began),
+            tasks=_task_records(parts, result, failure),
+            failed=failure is not None,
+        )
+        self._observers.step_done(record)
+
+    def _post(self, desk: Desk) -> None:
+        out, answered = desk.take_out()
+        if out:
+            try:
+                self._loop.call_soon_threadsafe(_hand_over, out)
+            except RuntimeError:
+                log.debug("the event loop is closed; %d deliveries are lost with it", len(out))
+        for answer in answered:
+            self._observers.task_done(answer)
+        counts = (len(desk.table), desk.table.waiting())
+        if counts != self._counts:
+            self._counts = counts
+            self._observers.session_count(*counts)
+
+
+def _hand_over(out: list[Delivery]) -> None:
+    for delivery in out:
+        delivery.stream.deliver(delivery)
+
+
+def _task_records(parts: Sequence[Part], result: StepResult, failure: Failure | None) -> tuple[TaskRecord, ...]:
+    ends = {id(done.job): done.result for done in result.done}
+    records = []
+    for part in parts:
+        job = part.job
+        end: Verdict | Block | Failure | None = failure or ends.get(id(job))
+        block = getattr(job.task, "block", None)
+        records.append(
+            TaskRecord(
+                session=job.task.session,
+                trace=job.task.trace,
+                rows=part.rows,
+                done=failure is not None or id(job) in ends,
+                began_wall_ns=job.began_wall_ns,
+                queue_us=job.queue_ns // 1000,
+                compute_us=job.compute_ns // 1000,
+                proposed=len(end)
+                if isinstance(end, Block)
+                else len(block)
+                if block and isinstance(end, Verdict)
+                else 0,
+                accepted=end.accepted if isinstance(end, Verdict) else 0,
+                error=end.detail if isinstance(end, Failure) else "",
+            )
+        )
+    return tuple(records)

@@ -1,0 +1,81 @@
+"""A worker as a process: configuration in, one ready line out, signals to an orderly end.
+
+Law. Exit 0 after SIGTERM or SIGINT. Exit 2, with one line that says why, when it cannot start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from specwire.law.errors import SpecwireError
+from specwire.worker.config import WorkerConfig, read_config
+from specwire.worker.service import Role, WorkerServer
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=WorkerConfig)
+
+
+async def serve(
+    role: Role, config: WorkerConfig, stop: asyncio.Event, on_ready: Callable[[WorkerServer], None]
+) -> None:
+    """Runs a worker until `stop` is set. Raises what starting raises."""
+    server = WorkerServer(role, config)
+    starting = asyncio.create_task(server.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()  # asked to end while loading: the engine's thread is a daemon and ends with the process
+        await asyncio.gather(starting, return_exceptions=True)
+        return
+    try:
+        starting.result()
+        on_ready(server)
+        await stopping
+    finally:
+        stopping.cancel()
+        if starting.exception() is None:
+            await server.stop()
+
+
+def main(role: Role, kind: type[C], arguments: Sequence[str] | None = None) -> int:
+    """The body of `python -m draft_service` and `python -m target_service`."""
+    program = f"{role.name}_service"
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("specwire").setLevel(logging.INFO)
+    try:
+        config = read_config(kind, f"python -m {program}", sys.argv[1:] if arguments is None else arguments)
+        prepare_threads(config)
+        asyncio.run(_until_signal(role, config))
+    except Exception as error:
+        log.debug("start failed", exc_info=True)
+        reason = str(error) if isinstance(error, SpecwireError) else f"{type(error).__name__}: {error}"
+        print(f"specwire: {program} cannot start: {reason}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def prepare_threads(config: WorkerConfig) -> None:
+    """Tells OpenMP, before torch loads it, to sleep instead of spin while it waits: other processes share the cores."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if config.model.threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(config.model.threads))
+
+
+async def _until_signal(role: Role, config: WorkerConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def ready(server: WorkerServer) -> None:
+        metrics = f", metrics at port {server.metrics_port}" if server.metrics_port is not None else ""
+        print(f"specwire: {role.name} {config.name} ready at {server.address}{metrics}", flush=True)
+
+    await serve(role, config, stop, ready)

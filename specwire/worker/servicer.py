@@ -1,0 +1,259 @@
+"""The stream shell: bytes in, commands to the engine; deliveries of the engine, bytes out. Info and Vocabulary beside it.
+
+Law. A stream begins with Hello; a worker of another protocol version ends it and names both. An echo is answered at once, past
+the engine. The reader stops reading while the engine or the other side lags behind, so that gRPC's own flow control holds the
+sender back and memory stays bounded. However a stream ends, the engine is told, and nothing is freed but by leases and closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from specwire.law.errors import InvalidArgument, SpecwireError, Unavailable, VersionMismatch
+from specwire.law.tasks import TaskTiming
+from specwire.v1 import types_pb2
+from specwire.wire.codec import PROTOCOL_VERSION, AnswerFrame, Kind, decode_task_frame, encode_answer_frame
+from specwire.wire.info import WorkerInfo, encode_worker_info
+from specwire.wire.rpc import Context, abort, mapped
+from specwire.wire.stopwatch import Stamped, now_ns
+from specwire.worker.desk import Delivery
+from specwire.worker.engine import Engine
+
+log = logging.getLogger(__name__)
+
+MAX_BACKLOG_BYTES = 8 * 1024 * 1024
+"""Frames of one stream that the engine has not taken yet. Beyond it the reader waits."""
+FRAME_COST = 4096
+"""What a frame counts besides its bytes."""
+MAX_OUTBOX = 256
+"""Answer frames of one stream that the other side has not read yet. Beyond it the reader waits."""
+
+
+class StreamEnd:
+    """One connected stream. Lives on the event loop; the engine only hands it to `deliver` and counts what it took."""
+
+    def __init__(self, kind: Kind, incarnation: int) -> None:
+        self._kind = kind
+        self._worker = incarnation
+        self.coordinator: int | None = None
+        """Incarnation of the Hello. None: it has not come."""
+        self.put_bytes = 0
+        """Handed to the engine so far. Written by the event loop only."""
+        self.taken_bytes = 0
+        """Taken by the engine so far. Written by the engine only."""
+        self._outbox: deque[Delivery | int] = deque()  # an int is an echo
+        self._ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._held: list[int] | None = []
+        """Echoes asked for before the Welcome went out, which comes first. None: it has."""
+        self._error: SpecwireError | None = None
+        self._ended = False
+        self._serialise_us = 0
+
+    def __repr__(self) -> str:
+        return f"StreamEnd(outbox={len(self._outbox)} backlog={self.put_bytes - self.taken_bytes} ended={self._ended})"
+
+    def deliver(self, delivery: Delivery | int) -> None:
+        """Something to send. Called on the event loop, by the engine's wake-up or by the reader (echo)."""
+        if isinstance(delivery, Delivery) and delivery.end:
+            self.end(Unavailable(delivery.end))
+            return
+        if isinstance(delivery, int) and self._held is not None:
+            self._held.append(delivery)
+            return
+        self._outbox.append(delivery)
+        if self._held is not None:
+            self._outbox.extend(self._held)
+            self._held = None
+        self._ready.set()
+        self._room.set()
+
+    def end(self, error: SpecwireError | None) -> None:
+        """Ends the stream; None: the other side is done. What waits to be sent is still sent."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._ready.set()
+            self._room.set()
+
+    @property
+    def full(self) -> bool:
+        """Whether reading on would only pile up memory."""
+        return self.put_bytes - self.taken_bytes > MAX_BACKLOG_BYTES or len(self._outbox) > MAX_OUTBOX
+
+    async def wait_for_room(self) -> None:
+        """Returns when the stream is no longer full, or has ended."""
+        while self.full and not self._ended:
+            self._room.clear()
+            await self._room.wait()
+
+    def made_room(self) -> None:
+        """The engine took something. Called on the event loop."""
+        self._room.set()
+
+    async def next_bytes(self) -> bytes | None:
+        """The next frame to write, encoded as late as possible. None: the stream is over. Raises what it ended with."""
+        while not self._outbox:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        item = self._outbox.popleft()
+        if len(self._outbox) == MAX_OUTBOX:
+            self._room.set()
+        if isinstance(item, int):
+            return encode_answer_frame(self._kind, AnswerFrame(echo=item))
+        return self._encode(item)
+
+    def _encode(self, delivery: Delivery) -> bytes:
+        handed_over = now_ns()
+        answers = []
+        for each in delivery.finished:
+            residence_us = max(0, handed_over - each.received_ns) // 1000
+            timing = TaskTiming(residence_us, each.parse_us, each.queue_us, each.compute_us)
+            answers.append(dataclasses.replace(each.answer, timing=timing))
+        step = delivery.step
+        if step is not None:
+            step = dataclasses.replace(
+                step,
+                answer_us=max(0, handed_over - delivery.ended_ns) // 1000,
+                previous_serialise_us=self._serialise_us,
+            )
+        welcome = self._worker if delivery.welcome else None
+        raw = encode_answer_frame(self._kind, AnswerFrame(welcome, tuple(answers), step))
+        self._serialise_us = (now_ns() - handed_over) // 1000
+        return raw
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Worker:
+    engine: Engine
+    info: WorkerInfo
+    vocabulary: tuple[bytes, ...]
+
+
+class WorkerServicer:
+    """Serves one worker's stream and tells what it is. Both services register it under their own names."""
+
+    def __init__(self, kind: Kind, role: str) -> None:
+        self._kind = kind
+        self._role = role
+        self._worker: _Worker | None = None
+        self._streams: set[StreamEnd] = set()
+        self._taking = True
+
+    def __repr__(self) -> str:
+        return f"WorkerServicer({self._role} streams={len(self._streams)} taking={self._taking})"
+
+    def open(self, engine: Engine, info: WorkerInfo, vocabulary: tuple[bytes, ...]) -> None:
+        """The model is loaded: from now on calls are served."""
+        self._worker = _Worker(engine, info, vocabulary)
+
+    def _ready(self) -> _Worker:
+        if self._worker is None:
+            raise Unavailable(f"the {self._role} is loading its model")
+        if not self._taking:
+            raise Unavailable(f"the {self._role} is shutting down")
+        return self._worker
+
+    def stop_taking(self) -> None:
+        """From now on no frame is read and no stream accepted. Answers still go out."""
+        self._taking = False
+
+    def end_streams(self) -> None:
+        """Ends every stream once what it has to say is said."""
+        for stream in list(self._streams):
+            stream.end(Unavailable("the worker is shutting down"))
+
+    async def stream(self, requests: AsyncIterator[Stamped], context: Context) -> AsyncIterator[bytes]:
+        """Propose or Verify."""
+        try:
+            worker = self._ready()
+        except SpecwireError as error:
+            await abort(context, error)
+            return
+        stream = StreamEnd(self._kind, worker.info.incarnation)
+        self._streams.add(stream)
+        reader = asyncio.create_task(self._read(requests, stream, worker.engine))
+        failed: SpecwireError | None = None
+        try:
+            while True:
+                try:
+                    raw = await stream.next_bytes()
+                except SpecwireError as error:
+                    failed = error
+                    break
+                if raw is None:
+                    break
+                yield raw
+        finally:
+            stream.end(None)
+            self._streams.discard(stream)
+            reader.cancel()
+            if stream.coordinator is not None:
+                incarnation = stream.coordinator
+                worker.engine.put(lambda desk, now: desk.lose(stream, incarnation, now))
+        if failed is not None:
+            await abort(context, failed)
+
+    async def _read(self, requests: AsyncIterator[Stamped], stream: StreamEnd, engine: Engine) -> None:
+        try:
+            async for stamped in requests:
+                if not self._taking:
+                    return  # the worker drains; the stream is ended from there
+                self._take(stamped, stream, engine)
+                await stream.wait_for_room()
+            stream.end(None)
+        except SpecwireError as error:
+            stream.end(error)
+        except Exception as error:  # the call broke; gRPC says so by more than one kind of exception
+            log.debug("stream lost: %r", error)
+            stream.end(Unavailable("the stream broke"))
+
+    def _take(self, stamped: Stamped, stream: StreamEnd, engine: Engine) -> None:
+        frame = decode_task_frame(self._kind, stamped.raw, stream.coordinator)
+        parsed_ns = now_ns()
+        if frame.hello is not None:
+            hello = frame.hello
+            if hello.protocol_version != PROTOCOL_VERSION:
+                raise VersionMismatch(
+                    f"protocol versions differ: coordinator {hello.protocol_version}, {self._role} {PROTOCOL_VERSION}"
+                )
+            if stream.coordinator is not None:
+                raise InvalidArgument("hello", hello.generation, "in the first frame only")
+            stream.coordinator = hello.incarnation
+            engine.put(lambda desk, now: desk.open(stream, hello))
+        if frame.echo:
+            stream.deliver(frame.echo)
+        if not (frame.tasks or frame.closes or frame.invalid or frame.due_sessions):
+            return
+        incarnation = stream.coordinator
+        assert incarnation is not None, "decoding refuses frames before Hello"
+        cost = len(stamped.raw) + FRAME_COST
+        stream.put_bytes += cost
+        loop = asyncio.get_running_loop()
+
+        def take(desk: Any, now: int) -> None:
+            was_full = stream.full
+            stream.taken_bytes += cost
+            desk.frame(stream, incarnation, frame, stamped.received_ns, parsed_ns, now)
+            if was_full:
+                loop.call_soon_threadsafe(stream.made_room)
+
+        engine.put(take)
+
+    @mapped
+    async def Info(self, request: types_pb2.InfoRequest, context: Context) -> types_pb2.InfoResponse:
+        """What this worker is."""
+        return types_pb2.InfoResponse(info=encode_worker_info(self._ready().info))
+
+    @mapped
+    async def Vocabulary(self, request: types_pb2.VocabularyRequest, context: Context) -> types_pb2.VocabularyResponse:
+        """The vocabulary in id order."""
+        return types_pb2.VocabularyResponse(tokens=self._ready().vocabulary)

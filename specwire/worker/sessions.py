@@ -1,0 +1,311 @@
+"""What a worker knows of each session, and which task it may work on.
+
+Law. A task is checked in this order, and the first check that fails is the answer:
+
+1. closed sessions stay closed (tombstone);
+2. epoch and number: an exact repeat of a task in work is silently that task, an exact repeat of the last task is answered with
+   the stored answer, anything else that is not newer is refused as stale;
+3. length: the cache must reach `keep`;
+4. hash: the tokens before `keep` must be the ones the coordinator means.
+
+Only a task that passed all of them, when its turn comes, cuts and extends the text. A refusal changes nothing and says the
+length and the hash there. `keep = 0` passes 3 and 4 by definition and begins anew.
+
+Tasks of one session are worked on in order. A newer task of the same epoch waits behind the one in work and is checked when
+its turn comes; a newer task of a higher epoch overtakes, since nobody wants the older answer any more.
+
+Text and cache are two counts: `prefix` is what the cache is meant to hold, `filled` how much of it has been written. They part
+when a task is split over steps or abandoned, and the next task of the session simply catches up.
+
+This module knows no clock, no model and no wire. One thread uses it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from specwire.law.cursor import Prefix
+from specwire.law.tasks import Answer, Reason, Refusal, SessionId, Task
+from specwire.law.values import Opening
+from specwire.lm.feeds import SlotTable
+from specwire.worker.jobs import Job, same_task, samples
+from specwire.worker.leases import Leases
+
+MAX_BEHIND = 8
+"""Tasks of one session that may wait behind the one in work."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One generation's text at this worker."""
+
+    id: SessionId
+    opening: Opening
+    slot: int
+    prefix: Prefix
+    filled: int = 0
+    """Tokens written to the cache slot. At most len(prefix), but while a draft runs ahead of the text in the front's task."""
+    epoch: int = 0
+    """Of the last task that began. Never falls."""
+    number: int = -1
+    """Of the last task that began. -1: none did. Never falls."""
+    last: Task | None = None
+    """The last finished task, as long as no newer one began."""
+    answer: Answer | None = None
+    """Its answer, for a repeat. Invariant: set exactly when `last` is."""
+    touched: float = 0.0
+    """When its coordinator last spoke of it."""
+    front: Job | None = None
+    """The job whose turn it is."""
+    behind: deque[Job] = field(default_factory=deque)
+    """Later jobs of the same epoch, in order. Empty unless `front` is set."""
+
+    def __repr__(self) -> str:
+        at = f"front={self.front.task.number} behind={len(self.behind)}" if self.front else "idle"
+        return (
+            f"Session({self.id.counter} epoch={self.epoch} number={self.number} slot={self.slot} "
+            f"length={len(self.prefix)} filled={self.filled} {at})"
+        )
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Epoch and number of the newest task taken."""
+        job = self.behind[-1] if self.behind else self.front
+        return (job.task.epoch, job.task.number) if job else (self.epoch, self.number)
+
+    def place(self, reason: Reason, detail: str = "") -> Refusal:
+        """A refusal that says where the session stands."""
+        if self.number < 0:
+            return Refusal(reason, 0, 0, detail)  # created for a task that never began: holds nothing
+        return Refusal(reason, len(self.prefix), self.prefix.hash_at(len(self.prefix)), detail)
+
+    def follows(self, task: Task) -> Refusal | None:
+        """Checks 3 and 4 of the law: None when the task may begin."""
+        if task.keep == 0:
+            return None
+        if task.keep > len(self.prefix):
+            return self.place(Reason.LENGTH)
+        if self.prefix.hash_at(task.keep) != task.keep_hash:
+            return self.place(Reason.HASH)
+        return None
+
+    def begin(self) -> None:
+        """The front's first step: cuts and extends the text, forgets the stored answer."""
+        assert self.front is not None
+        assert not self.front.begun
+        task = self.front.task
+        if task.opening is not None:
+            self.opening = task.opening
+            self.prefix = Prefix(task.opening.fingerprint())
+        self.prefix.cut(task.keep)
+        self.prefix.extend(task.append)
+        # A row of scores belongs to the last confirmed token, so that one is always written (again).
+        self.filled = min(self.filled, task.keep, task.base - 1 if samples(task) else task.base)
+        self.epoch, self.number = task.epoch, task.number
+        self.last = self.answer = None
+        self.front.begun = True
+
+    def finish(self, answer: Answer, tail: Iterable[int] = ()) -> None:
+        """The front is done, and the cache holds its text. `tail`: the tokens that stand after its append."""
+        assert self.front is not None
+        assert self.front.begun
+        self.prefix.extend(tail)
+        self.filled = len(self.prefix)
+        self.last, self.answer = self.front.task, answer
+        self.front = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The task may begin. `overtaken` are older jobs of the session that will never be worked on again."""
+
+    session: Session
+    overtaken: tuple[Job, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """An exact repeat of the last task: this was the answer."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Nothing to do now: the task is in work already, or waits behind an older one."""
+
+    repeat: bool
+
+
+class SessionTable:
+    """All sessions of all coordinators at this worker."""
+
+    def __init__(self, num_slots: int, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._slots = SlotTable(num_slots)
+        self._sessions: dict[SessionId, Session] = {}
+        self.leases = Leases()
+
+    def __repr__(self) -> str:
+        working = sum(1 for session in self._sessions.values() if session.front)
+        return f"SessionTable(sessions={len(self._sessions)} working={working} {self._slots!r} {self.leases!r})"
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session: SessionId) -> Session | None:
+        """The session, if it lives here."""
+        return self._sessions.get(session)
+
+    def ids(self) -> list[SessionId]:
+        """Every session that lives here."""
+        return list(self._sessions)
+
+    def fronts(self) -> list[Job]:
+        """Jobs whose turn it is, oldest first."""
+        return sorted((s.front for s in self._sessions.values() if s.front), key=lambda job: job.order)
+
+    def place(self, session: SessionId, reason: Reason, detail: str = "") -> Refusal:
+        """A refusal that says where the session stands, known here or not."""
+        known = self._sessions.get(session)
+        return known.place(reason, detail) if known else Refusal(reason, 0, 0, detail)
+
+    def admit(self, job: Job, now: float) -> Accept | Resend | Taken | Refusal:
+        """Checks one arriving task in the order of the law. Changes no text."""
+        task = job.task
+        if self.leases.closed(task.session):
+            return Refusal(Reason.CLOSED)
+        session = self._sessions.get(task.session)
+        if session is None:
+            return self._admit_new(job, now)
+        session.touched = now
+        waiting = [session.front, *session.behind] if session.front else []
+        if any(same_task(task, other.task) for other in waiting):
+            return Taken(repeat=True)
+        if not waiting and session.last is not None and session.answer is not None and same_task(task, session.last):
+            return Resend(session.answer)
+        epoch, number = session.newest
+        if task.epoch < epoch or task.number <= number:
+            return session.place(Reason.STALE, f"epoch {task.epoch} number {task.number} after {epoch}, {number}")
+        if waiting and task.epoch == epoch:
+            if len(session.behind) == MAX_BEHIND:
+                return session.place(Reason.NO_ROOM, f"{MAX_BEHIND} tasks of the session wait already")
+            session.behind.append(job)
+            job.session = session
+            return Taken(repeat=False)
+        refusal = session.follows(task)
+        if refusal is not None:
+            return refusal
+        session.behind.clear()
+        session.front = job
+        job.session = session
+        return Accept(session, tuple(waiting))
+
+    def _admit_new(self, job: Job, now: float) -> Accept | Refusal:
+        task = job.task
+        if task.opening is None:
+            return Refusal(Reason.LENGTH)
+        slot = self._slots.acquire()
+        if slot is None and self._evict_orphan():
+            slot = self._slots.acquire()
+        if slot is None:
+            return Refusal(Reason.NO_ROOM, detail=f"all {len(self._sessions)} cache slots are held")
+        session = Session(task.session, task.opening, slot, Prefix(task.opening.fingerprint()), touched=now)
+        session.front, job.session = job, session
+        self._sessions[task.session] = session
+        return Accept(session)
+
+    def _evict_orphan(self) -> bool:
+        """Frees the slot of the session that has been without a stream for longest: it costs its owner a replay at most."""
+        orphans = [s for s in self._sessions if self.leases.lost_at(s) is not None]
+        if not orphans:
+            return False
+        self.drop(min(orphans, key=lambda s: self.leases.lost_at(s) or 0.0))
+        return True
+
+    def turn(self, session: Session) -> list[tuple[Job, Refusal]]:
+        """After the front left: gives the turn to the next job that follows. Returns those that did not, refused. A session
+        whose first task never began goes away: nothing of it is here."""
+        assert session.front is None
+        refused: list[tuple[Job, Refusal]] = []
+        while session.front is None and session.behind:
+            job = session.behind.popleft()
+            refusal = session.follows(job.task)
+            if refusal is None:
+                session.front = job
+            else:
+                refused.append((job, refusal))
+        if session.front is None and session.number < 0:
+            self.drop(session.id)
+        return refused
+
+    def withdraw(self, session: Session) -> list[tuple[Job, Refusal]]:
+        """Takes back a front that has not begun; nothing was changed. Then as `turn`."""
+        assert session.front is not None
+        assert not session.front.begun
+        session.front = None
+        return self.turn(session)
+
+    def drop(self, session: SessionId) -> tuple[Job, ...]:
+        """Forgets a session and frees its slot. Returns the jobs that die with it."""
+        known = self._sessions.pop(session, None)
+        if known is None:
+            return ()
+        self._slots.release(known.slot)
+        jobs = (known.front, *known.behind) if known.front else ()
+        known.front = None
+        known.behind.clear()
+        return jobs
+
+    def close(self, session: SessionId, now: float) -> None:
+        """The coordinator is done with it. A tombstone stays for one lease, so that a late task cannot bring it back."""
+        self.drop(session)
+        self.leases.bury(session, now)
+
+    def purge_unbegun(self, incarnation: int) -> None:
+        """A stream was lost: what had not begun has changed nothing and will be asked for again, if at all."""
+        for session in [s for s in self._sessions.values() if s.id.incarnation == incarnation and s.front]:
+            session.behind.clear()
+            if session.front and not session.front.begun:
+                self.withdraw(session)
+
+    def expire(self, now: float) -> None:
+        """Forgets what outlived its lease: tombstones, and the sessions of streams that did not come back. So it does with
+        sessions nobody spoke of for `idle_s`, whose close was lost; if somebody needs one after all, it is replayed."""
+        gone = self.leases.expire(now)
+        for session in list(self._sessions.values()):
+            if session.id.incarnation in gone or (session.front is None and session.touched + self._idle_s <= now):
+                self.drop(session.id)
+
+    def next_expiry(self) -> float | None:
+        """When `expire` has something to do next. None: nothing is running out."""
+        times = [session.touched + self._idle_s for session in self._sessions.values() if session.front is None]
+        lease = self.leases.next_expiry()
+        return min([*times, lease] if lease is not None else times, default=None)
+
+    def waiting(self) -> int:
+        """Tasks taken and not done."""
+        return sum(1 + len(session.behind) for session in self._sessions.values() if session.front)
+
+    def sizes(self) -> dict[str, int]:
+        """Entries of every map. All zero when idle and every coordinator has gone."""
+        return {"sessions": len(self._sessions), "waiting": self.waiting(), **self.leases.sizes()}
+
+    def check(self) -> None:
+        """Raises AssertionError where the table contradicts itself. For tests."""
+        self._slots.check()
+        slots = [session.slot for session in self._sessions.values()]
+        assert len(set(slots)) == len(slots)
+        for key, session in self._sessions.items():
+            assert key == session.id
+            assert not self.leases.closed(key)
+            assert (session.last is None) == (session.answer is None)
+            assert session.front is not None or not session.behind
+            assert session.filled >= 0
+            for job in (session.front, *session.behind):
+                assert job is None or job.session is session
+            order = [(job.task.epoch, job.task.number) for job in (session.front, *session.behind) if job]
+            assert order == sorted(set(order))
+            assert all(not job.begun for job in session.behind)
