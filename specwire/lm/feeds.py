@@ -97,6 +97,10 @@ class SlotLengths:
             if min(feed.tokens) < 0 or max(feed.tokens) >= self._vocab_size:
                 raise ValueError(f"slot {feed.slot}: token ids must be in [0, {self._vocab_size})")
 
+    def clear(self) -> None:
+        """Every slot is empty."""
+        self._lengths = [0] * len(self._lengths)
+
     def begin(self, feeds: Sequence[Feed]) -> None:
         """The pass is about to write: what a slot held from a feed's start on is gone, even if the pass fails."""
         for feed in feeds:
@@ -121,9 +125,9 @@ class Rectangle:
     cells: Ints
     """[rows, width] Where keys and values go: the position, or the spare cell for padding."""
     context: int
-    """Cells that must be visible: the largest position + 1."""
-    padded: bool
-    """Some token is padding."""
+    """Cells that must be readable: the largest position + 1, or all when `fixed`."""
+    fixed: bool
+    """Shape, context and row of each slot never change from pass to pass."""
     wanted: Ints
     """[n] Scored tokens, as row * width + column."""
     results: Ints
@@ -214,8 +218,7 @@ def _rectangle(pieces: list[_Piece], width: int, capacity: int, fixed_rows: int 
     tokens = np.zeros((rows, width), np.int64)
     positions = np.zeros((rows, width), np.int64)
     cells = np.full((rows, width), capacity, np.int64)
-    padded = bool(fixed_rows)
-    context = 0
+    context = capacity if fixed_rows else 0
     wanted: list[int] = []
     results: list[int] = []
     for index, piece in enumerate(pieces):
@@ -225,7 +228,6 @@ def _rectangle(pieces: list[_Piece], width: int, capacity: int, fixed_rows: int 
         tokens[row, :count] = piece.tokens
         cells[row, :count] = positions[row, :count] = np.arange(piece.start, end)
         if count < width:
-            padded = True
             tokens[row, count:] = piece.tokens[-1]
             positions[row, count:] = end - 1
         if piece.rows:
@@ -233,5 +235,12 @@ def _rectangle(pieces: list[_Piece], width: int, capacity: int, fixed_rows: int 
             wanted.extend(range(last - piece.rows, last))
             results.extend(range(piece.result, piece.result + piece.rows))
     return Rectangle(
-        slots, tokens, positions, cells, context, padded, np.array(wanted, np.int64), np.array(results, np.int64)
+        slots,
+        tokens,
+        positions,
+        cells,
+        context,
+        bool(fixed_rows),
+        np.array(wanted, np.int64),
+        np.array(results, np.int64),
     )

@@ -51,7 +51,7 @@ def build_model(config: ModelConfig) -> LanguageModel:
         return _table(config)
     if config.table is not None:
         raise InvalidArgument("table", config.table, f"absent unless model is {TABLE!r} (it is {config.model!r})")
-    from specwire.lm.torch_lm import load_torch_model
+    from specwire.lm.torch_load import load_torch_model
 
     return load_torch_model(config)
 

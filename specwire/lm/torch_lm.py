@@ -1,0 +1,151 @@
+"""The port over a Hugging Face model with full attention: ragged batches, cut-back by position, scores of wanted rows only.
+
+Law. Scores depend on the tokens of a row's own slot up to its position, and (by rounding alone) on the shape of the pass;
+with `strict` on nothing but the former. Columns that are no token of the tokenizer never leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specwire.lm import compat
+from specwire.lm.feeds import Rectangle, SlotLengths, plan, plan_fixed
+from specwire.lm.kv_slots import KVSlots, attend
+from specwire.lm.linear import prepare_linears
+from specwire.lm.port import Feed, ModelSpec
+
+# What a pass costs besides its tokens, in tokens: measured as (time of one token) / (time of one more token).
+_OVERHEAD = {"cpu": 8, "cuda": 256}
+
+
+class TorchModel:
+    """A `LanguageModel` whose forward is transformers' own, with our cache and our attention over it."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        spec: ModelSpec,
+        num_slots: int,
+        strict_width: int | None = None,
+        reload: Callable[[], PreTrainedModel] | None = None,
+    ) -> None:
+        """`strict_width`: tokens per row of every pass under `strict`; None: shapes as they come.
+        `reload`: gives the same weights again, for `score_sequence`."""
+        self.spec = spec
+        self._device = torch.device(spec.device)
+        self._num_slots = num_slots
+        self._strict_width = strict_width
+        self._reload = reload
+        self._exact: PreTrainedModel | None = None
+        self._lengths = SlotLengths(num_slots, spec.max_context, spec.vocab_size)
+        self._columns = len(spec.columns) if spec.columns is not None else spec.vocab_size
+        self._overhead = _OVERHEAD.get(self._device.type, _OVERHEAD["cuda"])
+        holes = [token for token, spelled in enumerate(spec.vocabulary) if not spelled] if spec.columns is None else []
+        self._holes = torch.tensor(holes, device=self._device) if holes else None
+        model.to(self._device)
+        _trim_head(model, self._columns)
+        prepare_linears(model, model.dtype, self._device)
+        compat.use_attention(model, "specwire_slots", attend)
+        model.get_output_embeddings().register_forward_pre_hook(self._keep_wanted)
+        self._model = model
+        self._body = getattr(model, model.base_model_prefix)
+        self._cache_argument = compat.cache_argument(model)
+        self._kv = KVSlots(num_slots, spec.max_context, self._device)
+
+    def __repr__(self) -> str:
+        return f"TorchModel({self.spec.name} {self.spec.precision} {self.spec.device} {self._kv!r} {self._lengths!r})"
+
+    @property
+    def num_slots(self) -> int:
+        return self._num_slots
+
+    @property
+    def capacity(self) -> int:
+        return self.spec.max_context
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        self._lengths.check(feeds)
+        self._lengths.begin(feeds)
+        if self._strict_width is None:
+            rectangles = plan(feeds, self.capacity, self._overhead)
+        else:
+            rectangles = plan_fixed(feeds, self.capacity, self._num_slots, self._strict_width)
+        num_rows = sum(feed.rows for feed in feeds)
+        with torch.inference_mode(), self._kv:
+            if len(rectangles) == 1 and num_rows:
+                scores = self._pass(rectangles[0])
+            else:
+                scores = torch.empty(num_rows, self._columns, device=self._device)
+                for rectangle in rectangles:
+                    part = self._pass(rectangle)
+                    if len(rectangle.wanted):
+                        scores[torch.from_numpy(rectangle.results).to(self._device)] = part
+        self._lengths.end(feeds)
+        return scores
+
+    def _pass(self, rectangle: Rectangle) -> torch.Tensor:  # -> [wanted, columns] float32
+        tokens, positions = self._kv.begin(rectangle)
+        arguments: dict[str, Any] = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            self._cache_argument: self._kv,
+            "use_cache": True,
+        }
+        if not len(rectangle.wanted):
+            self._body(**arguments)
+            return torch.empty(0, self._columns, device=self._device)
+        scores: torch.Tensor = self._model(**arguments).logits
+        if rectangle.fixed:
+            scores = scores.index_select(0, self._kv.wanted)
+        if scores.shape[1] > self._columns:
+            scores = scores[:, : self._columns]
+        scores = scores.float()
+        if self._holes is not None:
+            scores.index_fill_(1, self._holes, float("-inf"))
+        return scores
+
+    def _keep_wanted(self, _: torch.nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
+        """Runs before the head: [rows, width, hidden] -> [wanted, hidden], so that only wanted rows meet the vocabulary."""
+        hidden = arguments[0]
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        # under `strict` the head sees every row, as its shape must not depend on how many are wanted
+        return (hidden if self._strict_width is not None else hidden.index_select(0, self._kv.wanted),)
+
+    def clear(self) -> None:
+        """Every slot is empty."""
+        self._lengths.clear()
+
+    def score_sequence(self, tokens: Sequence[int], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """The same weights over a whole sequence at once, without our cache: [tokens, columns] in `dtype`.
+
+        Row r scores the token at position r + 1. For tests and tools; the second copy of the model is kept. Architectures
+        that compute their norms or rotations in float32 whatever the dtype leave an error of about 1e-6 of the scores."""
+        if self._exact is None or self._exact.dtype != dtype:
+            if self._reload is None:
+                raise RuntimeError("this model was built without `reload`")
+            self._exact = self._reload().to(self._device, dtype)
+        with torch.inference_mode():
+            ids = torch.tensor([list(tokens)], device=self._device)
+            scores: torch.Tensor = self._exact(input_ids=ids, use_cache=False).logits[0, :, : self._columns].to(dtype)
+            if self._holes is not None:
+                scores.index_fill_(1, self._holes, float("-inf"))
+        return scores
+
+
+def _trim_head(model: PreTrainedModel, columns: int) -> None:
+    """Rows of the head past the vocabulary are padding: cut off before they are computed. Memory stays shared with a tied table."""
+    head = model.get_output_embeddings()
+    if isinstance(head, torch.nn.Linear) and head.out_features > columns:
+        short = torch.nn.Linear(head.in_features, columns, bias=head.bias is not None, device="meta")
+        short.weight = torch.nn.Parameter(head.weight[:columns], requires_grad=False)
+        if head.bias is not None:
+            short.bias = torch.nn.Parameter(head.bias[:columns], requires_grad=False)
+        model.set_output_embeddings(short)

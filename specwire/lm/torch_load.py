@@ -1,0 +1,144 @@
+"""From a configuration to a `TorchModel`: facts gathered, settings checked, the model loaded, and one trial run made.
+
+The trial feeds the model ragged rows with a cut-back in the middle and compares with transformers' own single pass. An
+architecture whose cache or positions we misunderstand is refused here, at start, rather than answering wrongly.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from specwire.law.errors import InvalidArgument
+from specwire.lm import checkpoint as files
+from specwire.lm import hf_model
+from specwire.lm.load import ModelConfig
+from specwire.lm.port import Feed, ModelSpec
+from specwire.lm.torch_lm import TorchModel
+from specwire.lm.vocabulary import read_vocabulary, spell
+
+# Root mean square difference allowed in the trial, as a share of the scores' own spread. Kernels differ by 1e-6 and 1e-2.
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
+
+
+def load_torch_model(config: ModelConfig) -> TorchModel:
+    """Raises InvalidArgument naming the setting at fault."""
+    device = _device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    checkpoint = files.find(config.model, config.gguf_file, config.embeddings_from)
+    hf_config = hf_model.read_config(checkpoint)
+    limit = getattr(hf_config.get_text_config(decoder=True), "max_position_embeddings", None)
+    context = config.max_context or limit
+    if context is None:
+        raise InvalidArgument("max_context", None, "given, since the model states no limit")
+    if limit is not None and context > limit:
+        raise InvalidArgument("max_context", context, f"at most the model's {limit}")
+    hf_model.check_supported(hf_config, context)
+    dtype = getattr(torch, config.precision)
+    model, columns = hf_model.load(checkpoint, hf_config, dtype)
+
+    rows = model.get_input_embeddings().weight.shape[0]
+    vocabulary = _vocabulary(config, checkpoint)[:rows]
+    vocab_size = len(vocabulary) or rows
+    if columns is not None and columns[-1] >= vocab_size:
+        raise InvalidArgument(
+            "model", config.model, f"a draft whose d2t stays below the {vocab_size} tokens of the tokenizer"
+        )
+    generation = files.read_json(checkpoint.folder / "generation_config.json")
+    eos = [token for token in files.eos_token_ids(generation, hf_config.to_dict()) if 0 <= token < vocab_size]
+    spec = ModelSpec(
+        name=config.model,
+        architecture=type(model).__name__,
+        vocab_size=vocab_size,
+        vocabulary=vocabulary,
+        max_context=context,
+        eos_token_ids=tuple(eos),
+        default_sampling=files.default_sampling(generation),
+        device=str(device),
+        precision=config.precision,
+        fingerprint=files.fingerprint(checkpoint, [config.precision, config.exactness, str(vocab_size)]),
+        columns=columns,
+        threads=torch.get_num_threads() if device.type == "cpu" else 0,
+    )
+    tokens = [(7 * index + 3) % vocab_size for index in range(min(9, context))]
+    with torch.inference_mode():
+        expected = model.to(device)(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0].float()
+    wrapped = TorchModel(
+        model,
+        spec,
+        config.max_sessions,
+        strict_width=config.max_block + 1 if config.exactness == "strict" else None,
+        reload=lambda: _again(checkpoint, dtype),
+    )
+    _trial(wrapped, config.model, tokens, expected)
+    wrapped.clear()
+    return wrapped
+
+
+def _again(checkpoint: files.Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    return hf_model.load(checkpoint, hf_model.read_config(checkpoint), dtype)[0]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgument("device", name, "cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgument("device", name, "cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise InvalidArgument("device", name, f"one of the {count} CUDA devices here, or cpu")
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+def _vocabulary(config: ModelConfig, checkpoint: files.Checkpoint) -> tuple[bytes, ...]:
+    if config.tokenizer is not None:
+        return read_vocabulary(config.tokenizer)
+    folder = checkpoint.tokenizer_folder()
+    if folder is not None:
+        return read_vocabulary(folder)
+    if checkpoint.gguf_file is not None:
+        from transformers import AutoTokenizer
+
+        return spell(AutoTokenizer.from_pretrained(checkpoint.folder, gguf_file=checkpoint.gguf_file).get_vocab())
+    return ()
+
+
+def _trial(model: TorchModel, name: str, tokens: list[int], expected: torch.Tensor) -> None:
+    """`expected`: [tokens, columns or more] of one plain pass over `tokens`."""
+    middle = len(tokens) // 2
+    wrong = tokens[::-1]
+    try:
+        if middle == 0:
+            feeds = [Feed(0, 0, tokens, 1)]
+        else:
+            model.forward([Feed(0, 0, [*tokens[:middle], *wrong[middle:]], 0)])  # the second half is cut back again
+            feeds = [Feed(0, middle, tokens[middle:], len(tokens) - middle)]
+            if model.num_slots > 1:
+                feeds.append(Feed(1, 0, wrong[:2], 1))  # a shorter neighbour, so that there is padding
+        scores = model.forward(feeds)[: len(tokens) - middle]
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        AssertionError,
+    ) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InvalidArgument("model", name, f"a model that runs on our cache ({reason})") from error
+    expected = expected[middle:, : scores.shape[1]].to(scores.device)
+    seen = torch.isfinite(scores)
+    difference = (scores - expected)[seen].square().mean().sqrt().item()
+    spread = expected[seen].std().item()
+    if not difference <= _TOLERANCE[model.spec.precision] * spread + 1e-6:
+        raise InvalidArgument(
+            "model",
+            name,
+            f"a model whose cache can be cut back: in the trial its scores differ by {difference:.3g} of {spread:.3g}",
+        )
