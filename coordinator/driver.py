@@ -109,6 +109,14 @@ class Driver:
         """Whether requests are served."""
         return not self.draining and self.fleet.pick("target") is not None
 
+    def typical_block(self) -> int:
+        """Block length that a new request would begin with now."""
+        settings = self.config.speculation
+        if isinstance(settings.num_speculative_tokens, int):
+            return settings.num_speculative_tokens
+        longest = settings.max_num_speculative_tokens if self.fleet.pick("draft") is not None else 0
+        return self.curves.present_length(len(self.admission.running), longest)
+
     def attach(self, worker: Worker) -> None:
         """A worker was registered, under a new address or in a new life: its link is opened anew."""
         former = self.links.pop(worker.name, None)

@@ -134,7 +134,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             stale_answers=driver.stale_answers,
             replays=driver.replays,
             fallbacks=driver.fallbacks,
-            num_speculative_tokens=driver.curves.typical_k(),
+            num_speculative_tokens=driver.typical_block(),
             max_running=driver.admission.max_running,
             max_waiting=driver.admission.max_waiting,
         )
@@ -153,7 +153,7 @@ def _worker_stats(worker: Worker, link: WorkerLink | None, driver: Driver) -> pb
         sessions=len(worker.sessions),
         round_trip_us=link.round_trip_us() if link is not None else 0,
         connects=worker.connects,
-        compute_us=driver.curves.step_us(worker.info.role),
+        compute_us=int(driver.curves.draft_us(1) if worker.info.role == "draft" else driver.curves.verify.at(1)),
         reason=worker.reason or (link.reason if link is not None else ""),
     )
 
