@@ -123,12 +123,16 @@ class ServiceCurves:
 
         return self.request(None, longest).best(Room(longest, longest, None, max(1, sessions)))[1].num_tokens
 
+    def price(self, source: Source, sessions: int) -> tuple[float, float]:
+        """What a block costs beside the target's step: once, and per token."""
+        if source is Source.DRAFT_MODEL:
+            return self.target_link.value + self.draft_link.value, self.draft_us(sessions)
+        return self.target_link.value, 0.0
+
     def round_us(self, source: Source, num_tokens: int, sessions: int) -> float:
         """Expected time of a round, every session doing the same."""
-        us = self.verify.at(sessions * (num_tokens + 1)) + self.target_link.value
-        if source is Source.DRAFT_MODEL:
-            us += num_tokens * self.draft_us(sessions) + self.draft_link.value
-        return us
+        once, per_token = self.price(source, sessions)
+        return once + num_tokens * per_token + self.verify.at(sessions * (num_tokens + 1))
 
     def expects(self, sessions: int) -> None:
         """So many sessions share the steps now."""

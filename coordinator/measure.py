@@ -62,9 +62,14 @@ class StepTimes:
 
     def at(self, rows: int) -> float:
         """Time of a step with so many rows (at least 1). Past the table it goes on as steeply as the table ends."""
-        right = min(max(1, bisect_right(_KNOTS, rows)), len(_KNOTS) - 1)
-        x0, y0 = _KNOTS[right - 1], self._us[right - 1]
-        return y0 + (self._us[right] - y0) * (rows - x0) / (_KNOTS[right] - x0)
+        us = self._us
+        if rows <= 4:
+            return us[rows - 1]  # the first knots are 1, 2, 3, 4; this is the innermost loop of a plan
+        right = bisect_right(_KNOTS, rows)
+        if right == len(_KNOTS):
+            right -= 1
+        x0, y0 = _KNOTS[right - 1], us[right - 1]
+        return y0 + (us[right] - y0) * (rows - x0) / (_KNOTS[right] - x0)
 
     def observe(self, rows: int, us: float) -> None:
         """A step of so many rows took so long."""

@@ -19,6 +19,7 @@ pay costs what the allowance holds and no more.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import mul
 
 from coordinator.curves import LARGEST_ALLOWANCE, ServiceCurves
 from coordinator.lookup import NgramGuess, Trust
@@ -28,7 +29,7 @@ from specwire.wire.stopwatch import Passage
 
 __all__ = ["PLAIN", "Plan", "RequestWindow", "Room", "ServiceCurves"]
 
-_LENGTHS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64})
+_LENGTHS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64})
 """Block lengths compared: past 8 neighbours differ too little to be told apart."""
 _HYSTERESIS = 1.02
 _REQUEST_MEMORY = 0.97
@@ -36,7 +37,7 @@ _REQUEST_MEMORY = 0.97
 _REQUEST_WEIGHT = 6.0
 """Observations that the service's curve weighs in a request's own."""
 _EXPLORATION = 0.01
-_HOPED = 0.9
+_HOPED = 0.95
 """Acceptance that a trial hopes for; it drafts no more than it takes to gain if so."""
 _PLAIN_EVERY, _OTHER_EVERY = 64, 32
 """Rounds after which plain decoding, or the other source, is tried again while one source pays."""
@@ -145,24 +146,26 @@ class RequestWindow:
 
     def best(self, room: Room) -> tuple[float, Plan]:
         """Tokens per microsecond of the best choice, and the choice. The last one wins over others that are hardly better."""
-        rate, plan = 1.0 / self._curves.plain_us(room.sessions), PLAIN
+        curves, sessions, current = self._curves, room.sessions, self._current
+        step_us = curves.verify.at
+        rate, plan = 1.0 / curves.plain_us(sessions), PLAIN
         stay_rate, stay = rate, PLAIN
         for source, limit in self._sources(room):
-            curves, sessions = self._curves, room.sessions
-            keep = min(self._current.num_tokens, limit) if self._current.source is source else 0
+            fixed_us, token_us = curves.price(source, sessions)
+            keep = min(current.num_tokens, limit) if current.source is source else 0
             expected, chance = 1.0, 1.0
             for k, stands in enumerate(self._chances(source, limit), start=1):
                 chance *= stands
                 expected += chance
-                if k in _LENGTHS or k in (limit, keep):
-                    this = expected / curves.round_us(source, k, sessions)
+                if k in _LENGTHS or k == limit or k == keep:  # noqa: SIM109  (a tuple would be built each time)
+                    this = expected / (fixed_us + k * token_us + step_us(sessions * (k + 1)))
                     if this > rate:
                         rate, plan = this, Plan(source, k)
                     if k == keep:
                         stay_rate, stay = this, Plan(source, k)
                 if chance < 0.01 and k >= keep:
-                    break
-        kept = stay.source is self._current.source
+                    break  # what comes after adds nothing
+        kept = stay.source is current.source
         return (stay_rate, stay) if kept and rate < stay_rate * _HYSTERESIS else (rate, plan)
 
     def _sources(self, room: Room) -> list[tuple[Source, int]]:
@@ -195,22 +198,19 @@ class RequestWindow:
         """a_1 ... a_limit: the request's own, shrunk toward the service's curve moved to the request's level."""
         base = self._curves.curve[source]
         own = self._acceptance[source]
-        tries, hits = own.tries, own.hits
-        seen = stood = hoped = 0.0
-        for n, count in enumerate(tries):
-            seen += count
-            stood += hits[n]
-            hoped += count * (base[n] if n < len(base) else PRIOR)
-        better = stood > hoped
-        weight = _REQUEST_WEIGHT
+        tries, hits, weight = own.tries, own.hits, _REQUEST_WEIGHT
+        seen, stood, hoped = sum(tries), sum(hits), sum(map(mul, tries, base))
         # Of a request that does better, refusals shrink; of one that does worse, acceptances: both stay in [0, 1].
-        level = (seen - stood + weight) / (seen - hoped + weight) if better else (stood + weight) / (hoped + weight)
-        chances: list[float] = []
-        usual = base[-1] if base else PRIOR
-        for n in range(limit):
-            service = base[n] if n < len(base) else usual
-            moved = 1.0 - (1.0 - service) * level if better else service * level
-            chances.append((hits[n] + weight * moved) / (tries[n] + weight) if n < len(tries) else moved)
+        if stood > hoped:
+            level = (seen - stood + weight) / (seen - hoped + weight)
+            lift = 1.0 - level
+        else:
+            level, lift = (stood + weight) / (hoped + weight), 0.0
+        moved = [lift + level * a for a in base[:limit]]
+        chances = [(h + weight * a) / (t + weight) for h, t, a in zip(hits, tries, moved, strict=False)]
+        chances += moved[len(chances) :]
+        if len(chances) < limit:  # never judged by anyone: like the last that was
+            chances += [lift + level * (base[-1] if base else PRIOR)] * (limit - len(chances))
         if source is Source.NGRAM:
             chances[0] = self._trust.of(self._match)
         return chances

@@ -5,6 +5,7 @@ Times are microseconds. Chance comes from a seeded generator; nothing sleeps.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ FLAT = {1: 37_000, 2: 40_000, 5: 46_000, 9: 51_000}
 def step_us(shape: dict[int, int], rows: float) -> float:
     """Linear between and beyond the measured points."""
     points = sorted(shape.items())
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if rows <= x1 or (x1, y1) == points[-1]:
             return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
     raise AssertionError
