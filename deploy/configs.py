@@ -7,6 +7,8 @@ from typing import Any
 
 from deploy.topology import TABLE, CoordinatorRole, Placed, Topology, WorkerRole
 
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that mean all interfaces, and where this machine reaches what listens on them."""
 MODEL_KEYS = (
     "gguf_file",
     "tokenizer",
@@ -41,16 +43,18 @@ def service_configs(
             "bind": _address(part.host, part.port),
             "insecure": topology.insecure,
             "metrics_port": part.metrics_port,
-            "trace_detail": topology.telemetry.detail,
         }
         if isinstance(part, WorkerRole):
             config |= {"coordinator": address, "model": _model(part, resolve)}
+            if part.host in WILDCARDS:
+                config["advertise"] = WILDCARDS[part.host]
         elif isinstance(part, CoordinatorRole):
             config |= {
                 "tokenizer": resolve(target.tokenizer) if target.tokenizer else own_tokenizer,
                 "model_name": target.model,
                 "speculation": part.speculation.model_dump(),
                 "max_waiting": part.max_waiting,
+                "trace_detail": topology.telemetry.detail,
             }
             config |= {"max_running": part.max_running} if part.max_running is not None else {}
         configs[name] = _merged(config, part.settings)
@@ -81,7 +85,7 @@ def _address(host: str, port: int) -> str:
 
 def reachable(host: str, port: int) -> str:
     """Where this machine reaches a service that listens on `host`."""
-    return _address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    return _address(WILDCARDS.get(host, host), port)
 
 
 def visible_gpus(topology: Topology) -> dict[str, str]:

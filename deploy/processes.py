@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -141,7 +142,5 @@ def end(processes: Sequence[Process], grace_s: float) -> None:
 
 
 def _quietly(act: Callable[[], None]) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         act()
-    except psutil.NoSuchProcess:
-        pass

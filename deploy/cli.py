@@ -1,0 +1,221 @@
+"""The command line. Every command is a few lines over a module that does the work; nothing heavy is imported before it is needed,
+so that `specwire --help` comes at once.
+
+Exit status: 0 done; 2 wrong usage, configuration or request; 3 no service, or one that could not start; 4 the request failed;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specwire import __version__
+
+EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 3, 4, 130
+EPILOG = "Exit status: 0 done; 2 wrong usage or configuration; 3 no service; 4 the request failed; 130 interrupted."
+
+app = typer.Typer(
+    name="specwire",
+    help="Serve a language model with its draft model apart: exact speculative decoding, honest about time.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models_app = typer.Typer(help="Fetch and check models.", no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(models_app, name="models")
+
+Address = Annotated[
+    str | None,
+    typer.Option(help="host:port of the service. Default: SPECWIRE_ADDRESS, then what `specwire up` started."),
+]
+
+
+@app.command(epilog="Example:  specwire up            # the demo pair\n\nExample:  specwire up my.yaml --no-ray")
+def up(
+    topology: Annotated[
+        Path | None, typer.Argument(help="YAML file, or a shipped one by name: default, plain, table, two_gpus.")
+    ] = None,
+    no_ray: Annotated[bool, typer.Option("--no-ray", help="Plain processes on this machine instead of Ray.")] = False,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait until it serves.")] = 180.0,
+) -> None:
+    """Start coordinator, target and draft, and wait until they serve. They outlive this shell; stop them with `down`."""
+    from deploy import lifecycle, render
+
+    console = render.console(stderr=True)
+    with console.status("starting") as status:
+        running, stats = lifecycle.up(topology, not no_ray, timeout, status.update)
+    console.print(render.workers(stats.workers))
+    console.print(f'Ready at {running.endpoint}. Ask it: specwire generate "Why is the sky blue?"')
+
+
+@app.command(epilog="Example:  specwire down --grace 30")
+def down(
+    grace: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="Seconds that running requests may take to end.")
+    ] = 10.0,
+) -> None:
+    """Stop what `up` started, by force if need be."""
+    from deploy import lifecycle
+
+    stopped = lifecycle.down(grace)
+    typer.echo(f"stopped: {', '.join(stopped) or 'nothing was left'}", err=True)
+
+
+@app.command(epilog="Example:  specwire status --watch\n\nExample:  specwire status --json | jq .speculation")
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs, named as in inference.proto.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Every second, until Ctrl-C.")] = False,
+    actors: Annotated[
+        bool, typer.Option("--actors", help="Also what Ray says of each actor (takes some seconds).")
+    ] = False,
+    address: Address = None,
+) -> None:
+    """Show workers, devices, models, sessions and acceptance, as the running service tells them."""
+    from deploy import show
+
+    show.status(address, as_json=as_json, watch=watch, actors=actors)
+
+
+@app.command(
+    epilog='Example:  specwire generate "Why is the sky blue?" --show-rounds\n\n'
+    "Example:  cat prompt.txt | specwire generate - --plain --seed 7 --temperature 0.8"
+)
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The user's message; `-` reads it from standard input.")],
+    plain: Annotated[bool, typer.Option("--plain", help="Without speculation; the same as 0 tokens.")] = False,
+    num_speculative_tokens: Annotated[
+        str | None, typer.Option(help="Block length, or `auto`. Default: the server's setting.", metavar="N|auto")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Where guesses come from: auto, draft_model or ngram.")] = None,
+    law: Annotated[str | None, typer.Option(help="How blocks are judged: shared_noise or rejection.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to generate.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's own.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Only the best so many tokens; 0: no limit.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Only the best tokens that reach this probability together.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Only tokens with this share of the best one's probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer. Default: chosen, and told.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="PROMPT is the whole text: no chat template.")] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="PROMPT is token ids: 1,2,3.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
+    show_rounds: Annotated[bool, typer.Option("--show-rounds", help="Then a table of rounds and of time.")] = False,
+    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds the whole request may take.")] = None,
+    address: Address = None,
+) -> None:
+    """Ask, and see the answer as it comes. A summary follows on stderr. Ctrl-C cancels the request at the service too."""
+    from deploy import ask, lifecycle
+    from specwire.law.errors import InvalidArgument
+
+    block: int | str | None = num_speculative_tokens
+    if plain and block is not None:
+        raise InvalidArgument("--plain", True, "absent when --num-speculative-tokens is given")
+    if isinstance(block, str) and block != "auto":
+        if not block.isdecimal():
+            raise InvalidArgument("--num-speculative-tokens", block, "auto or a whole number of at least 0")
+        block = int(block)
+    fields: dict[str, Any] = ask.input_fields(prompt, raw, ids, system) | {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop or (),
+        "ignore_eos": ignore_eos,
+        "num_speculative_tokens": 0 if plain else block,
+        "method": method,
+        "law": law,
+        "return_rounds": show_rounds,
+    }
+    ask.run(lifecycle.endpoint(address), fields, timeout, as_json)
+
+
+@app.command(epilog="Example:  specwire logs target-0 -f")
+def logs(
+    role: Annotated[str | None, typer.Argument(help="coordinator, target-0, draft-0 ... Default: all.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="So many last lines of each.")] = 40,
+) -> None:
+    """Show what the services wrote."""
+    from deploy import show
+
+    show.logs(role, follow=follow, lines=lines)
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    typer.echo(f"specwire {__version__}")
+
+
+@models_app.command("fetch", epilog="Example:  specwire models fetch demo")
+def models_fetch(
+    name: Annotated[str, typer.Argument(help="demo (target and draft), demo-draft, or a hub id.")] = "demo",
+) -> None:
+    """Bring a model into the cache. Goes on where it stopped; checks what it got."""
+    from deploy import show
+
+    show.fetch(name)
+
+
+@models_app.command("list", epilog="Example:  specwire models list")
+def models_list() -> None:
+    """Show the models in the cache."""
+    from deploy import show
+
+    show.models()
+
+
+@models_app.command("verify", epilog="Example:  specwire models verify demo")
+def models_verify(name: Annotated[str, typer.Argument(help="As for fetch.")] = "demo") -> None:
+    """Check the files of a model against their checksums."""
+    from deploy import show
+
+    show.verify(name)
+
+
+def main() -> None:
+    """The console script: runs a command and turns what it raises into a line and an exit status."""
+    try:
+        app()
+    except BrokenPipeError:  # `specwire generate ... | head`: whoever read has gone, which is no fault
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except SystemExit as leaving:  # click ends with 1 only for Ctrl-C
+        sys.exit(EXIT_INTERRUPTED if leaving.code == 1 else leaving.code)
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        typer.echo(f"specwire: {error}", err=True)
+        sys.exit(code)
+
+
+def exit_code(error: BaseException) -> int | None:
+    """The exit status of an error raised on purpose; None for a bug, which deserves its traceback."""
+    from deploy.ready import StartError
+    from specwire.law.errors import CallerFault, SpecwireError, Unavailable
+
+    if isinstance(error, CallerFault):
+        return EXIT_USAGE
+    if isinstance(error, Unavailable | StartError):
+        return EXIT_UNAVAILABLE
+    return EXIT_FAILED if isinstance(error, SpecwireError) else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`up`, `down` and what they need to agree on: which service is meant, and by what means it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from deploy import configs, ready, state, topology
+from deploy.state import Running, StateError, StateFolder
+from deploy.topology import Topology, TopologyError
+from specwire.law.errors import InvalidArgument
+from specwire.wire.rpc import split_address
+
+if TYPE_CHECKING:
+    from specwire.v1 import inference_pb2 as pb
+
+Say = Callable[[str], None]
+
+
+def up(path: Path | None, use_ray: bool, timeout_s: float, say: Say) -> tuple[Running, pb.GetStatsResponse]:
+    """Starts what a topology says and waits until it serves. Raises TopologyError, StateError, StartError."""
+    folder = state.folder()
+    with folder.exclusively():
+        _refuse_second(folder)
+        plan = _with_port(topology.load(path))
+        say("looking at the models")
+        found = configs.service_configs(plan, resolver())
+        check(found)
+        source = str(path or "default")
+        if use_ray:
+            from deploy import cluster
+
+            return cluster.up(folder, plan, found, source, timeout_s, say)
+        from deploy import processes
+
+        return processes.up(folder, plan, found, source, timeout_s, say)
+
+
+def down(grace_s: float) -> list[str]:
+    """Stops what `up` started. Returns the names of what was stopped. Raises StateError when nothing runs."""
+    folder = state.folder()
+    with folder.exclusively():
+        running = folder.read()
+        if running is None:
+            raise StateError("nothing is running")
+        if running.mode == "ray":
+            from deploy import cluster
+
+            return cluster.down(folder, running, grace_s)
+        from deploy import processes
+
+        return processes.down(folder, grace_s)
+
+
+def _refuse_second(folder: StateFolder) -> None:
+    running = folder.read()
+    if running is None:
+        return
+    if running.alive:
+        raise StateError(f"already running: {running.describe()}. First: specwire down")
+    folder.clear()  # a machine that was switched off leaves such a file
+
+
+def _with_port(plan: Topology) -> Topology:
+    """Port 0 becomes a free one now: workers and clients need to know it before the coordinator lives."""
+    if plan.coordinator.port:
+        return plan
+    port = ready.free_port(plan.coordinator.host)
+    return plan.model_copy(update={"coordinator": plan.coordinator.model_copy(update={"port": port})})
+
+
+def resolver() -> Callable[[str], str]:
+    """From a model's name to what services load. Each name is looked up once."""
+    from functools import cache
+
+    from deploy import models
+
+    return cache(lambda name: str(models.resolve(name)))
+
+
+def check(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Holds every configuration against its service's own rules, before anything starts. Raises TopologyError."""
+    from coordinator.config import CoordinatorConfig
+    from draft_service.config import DraftConfig
+    from target_service.config import TargetConfig
+
+    kinds: dict[str, type[BaseModel]] = {"coordinator": CoordinatorConfig, "target": TargetConfig, "draft": DraftConfig}
+    for name, config in found.items():
+        kind = kinds[name.split("-")[0]]
+        try:
+            kind.model_validate(config)
+        except ValidationError as error:
+            raise TopologyError("\n".join(f"{name}: {line}" for line in topology.explain(error, kind))) from None
+        except InvalidArgument as error:
+            raise TopologyError(f"{name}: {error}") from None
+
+
+def endpoint(address: str | None) -> str:
+    """Where the service is: as given, else SPECWIRE_ADDRESS, else the state file, else the usual place."""
+    chosen = address or os.environ.get("SPECWIRE_ADDRESS")
+    if chosen:
+        split_address(chosen)
+        return chosen
+    running = state.folder().read()
+    return running.endpoint if running is not None else f"127.0.0.1:{topology.DEFAULT_PORT}"

@@ -1,0 +1,128 @@
+"""The commands that only look: `status`, `logs`, and the lists of `models`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from deploy import lifecycle, ready, render, state
+from deploy.state import Running, StateError
+from specwire.law.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from specwire.v1 import inference_pb2 as pb
+
+
+def status(address: str | None, *, as_json: bool, watch: bool, actors: bool) -> None:
+    """Prints the state of the service. Raises Unavailable when it does not answer."""
+    running = state.folder().read()
+    endpoint = lifecycle.endpoint(address)
+    if running is not None and running.endpoint != endpoint:
+        running = None  # another service than the one started here
+    if watch:
+        _watch(endpoint, running)
+        return
+    stats = asyncio.run(ready.probe(endpoint, timeout_s=5.0))
+    report = _actors(running) if actors else None
+    if as_json:
+        print(json.dumps(_plain(stats, endpoint, running, report), ensure_ascii=False))
+    elif stats is not None:
+        render.console().print(_view(stats, endpoint, running, report))
+    if stats is None:
+        raise ready.unavailable(endpoint)
+
+
+def _watch(endpoint: str, running: Running | None) -> None:
+    try:
+        with Live(console=render.console(), auto_refresh=False) as live:
+            while True:
+                stats = asyncio.run(ready.probe(endpoint))
+                view = f"nobody answers at {endpoint}" if stats is None else _view(stats, endpoint, running, None)
+                live.update(view, refresh=True)
+                time.sleep(1.0)
+    except KeyboardInterrupt:
+        return
+
+
+def _view(
+    stats: pb.GetStatsResponse, endpoint: str, running: Running | None, report: list[dict[str, Any]] | None
+) -> RenderableType:
+    view = render.status(stats, endpoint, running)
+    return view if report is None else Group(view, render.actors(report))
+
+
+def _actors(running: Running | None) -> list[dict[str, Any]]:
+    if running is None or running.ray is None:
+        raise InvalidArgument("--actors", True, "absent: what runs here was not started with Ray")
+    from deploy import cluster
+
+    found: list[dict[str, Any]] = cluster.report(running)
+    return found
+
+
+def _plain(
+    stats: pb.GetStatsResponse | None, endpoint: str, running: Running | None, report: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """For programs: the service's own words, and what was started here."""
+    found: dict[str, Any] = {"endpoint": endpoint, "answers": stats is not None}
+    if stats is not None:
+        found |= render.plain(stats)
+    if running is not None:
+        found["mode"] = running.mode
+        found["processes"] = [
+            {"name": p.name, "pid": p.pid, "alive": p.alive, "restarts": p.restarts} for p in running.processes
+        ]
+    if report is not None:
+        found["actors"] = report
+    return found
+
+
+def logs(role: str | None, *, follow: bool, lines: int) -> None:
+    """Prints the ends of the logs, each line with its service's name when there are several."""
+    folder = state.folder()
+    running = folder.read()
+    if running is not None and running.mode == "ray":
+        from deploy import cluster
+
+        files: dict[str, Path] = cluster.logs(running)
+    else:
+        files = {path.stem: path for path in sorted(folder.logs.glob("*.log"))}
+    if not files:
+        raise StateError("no logs: nothing was started here")
+    if role is not None:
+        if role not in files:
+            raise InvalidArgument("role", role, f"one of {', '.join(files)}")
+        files = {role: files[role]}
+    prefix = {name: f"{name:>12} | " if len(files) > 1 else "" for name in files}
+    opened: dict[str, TextIO] = {}
+    for name, path in files.items():
+        handle: TextIO = path.open(errors="replace")
+        for line in handle.readlines()[-lines:]:
+            print(prefix[name] + line.rstrip("\n"))
+        opened[name] = handle
+    if not follow:
+        return
+    try:
+        while True:
+            quiet = True
+            for name, handle in opened.items():
+                for line in handle.readlines():
+                    print(prefix[name] + line.rstrip("\n"))
+                    quiet = False
+            sys.stdout.flush()
+            if quiet:
+                time.sleep(0.2)
+    except KeyboardInterrupt:
+        return
+
+
+def note(text: str) -> None:
+    """A remark on stderr."""
+    render.console(stderr=True).print(text)
