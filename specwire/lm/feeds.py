@@ -131,7 +131,7 @@ class Rectangle:
     wanted: Ints
     """[n] Scored tokens, as row * width + column."""
     results: Ints
-    """[n] Row of the pass's result that each scored token becomes."""
+    """[n] Row of the pass's result that each scored token becomes; ascending, so 0 .. n - 1 when there is one rectangle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +221,7 @@ def _rectangle(pieces: list[_Piece], width: int, capacity: int, fixed_rows: int 
     context = capacity if fixed_rows else 0
     wanted: list[int] = []
     results: list[int] = []
+    spans = []  # (result row of a piece's first wanted token, how many are wanted, row * width + column after its last token)
     for index, piece in enumerate(pieces):
         row = piece.slot if fixed_rows else index
         count, end = len(piece.tokens), piece.start + len(piece.tokens)
@@ -230,10 +231,10 @@ def _rectangle(pieces: list[_Piece], width: int, capacity: int, fixed_rows: int 
         if count < width:
             tokens[row, count:] = piece.tokens[-1]
             positions[row, count:] = end - 1
-        if piece.rows:
-            last = row * width + count
-            wanted.extend(range(last - piece.rows, last))
-            results.extend(range(piece.result, piece.result + piece.rows))
+        spans.append((piece.result, piece.rows, row * width + count))
+    for result, num_rows, last in sorted(spans):
+        wanted.extend(range(last - num_rows, last))
+        results.extend(range(result, result + num_rows))
     return Rectangle(
         slots,
         tokens,

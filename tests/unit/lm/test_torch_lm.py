@@ -1,0 +1,162 @@
+"""The port over tiny random models agrees with transformers, whatever the chunks, blocks, cuts and neighbours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specwire.lm.port import Feed
+from specwire.lm.torch_lm import TorchModel
+from tests.unit.lm.tiny import CONFIGS, CONTEXT, VOCAB, greedy
+
+KINDS = sorted(CONFIGS)
+Load = Callable[..., TorchModel]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+
+def full_scores(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([tokens])).logits[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prompt", [[7], PROMPT], ids=["one", "many"])
+def test_greedy_equals_generate(kind: str, prompt: list[int], load: Load, reference: Callable[[str], Any]) -> None:
+    """Token for token, from a prompt of one token too (field report 1)."""
+    expected = reference(kind).generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=20, do_sample=False
+    )
+
+    assert expected[0, len(prompt) :].tolist() == greedy(load(kind), prompt, 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_teacher_forced_scores_equal_one_full_pass(kind: str, load: Load, reference: Callable[[str], Any]) -> None:
+    """Chunks, blocks and cut-backs change no score beyond rounding (field report 49)."""
+    rng = random.Random(1)
+    tokens = [rng.randrange(VOCAB) for _ in range(CONTEXT)]
+    expected = full_scores(reference(kind), tokens)
+    model = load(kind)
+
+    actual = [model.forward([Feed(2, 0, tokens[:7], 7)]).clone()]
+    at = 7
+    while at < len(tokens):
+        width = min(rng.randint(1, 6), len(tokens) - at)
+        wrong = [(token + 1) % VOCAB for token in tokens[at : at + width]]
+        model.forward([Feed(2, at, wrong, rng.randint(0, width))])  # refused: the cache is cut back to `at`
+        actual.append(model.forward([Feed(2, at, tokens[at : at + width], width)]).clone())
+        at += width
+
+    torch.testing.assert_close(torch.cat(actual), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("exactness", ["fast", "strict"])
+def test_ragged_batches_equal_solo_runs(kind: str, exactness: str, load: Load, reference: Callable[[str], Any]) -> None:
+    """Sequences join, leave and are cut back at different positions; each gets the scores it would get alone."""
+    rng = random.Random(2)
+    model = load(kind, exactness=exactness, max_block=4)
+    texts: dict[int, list[int]] = {}
+    for _ in range(30):
+        feeds = []
+        for slot in rng.sample(range(4), rng.randint(1, 4)):
+            text = texts.setdefault(slot, [])
+            if len(text) > 40 or rng.random() < 0.1:
+                text.clear()  # this one left, another joins
+            start = max(0, len(text) - rng.choice([0, 0, 1, 3]))
+            width = rng.choice([1, 2, 3, 5, 17])
+            del text[start:]
+            text += [rng.randrange(VOCAB) for _ in range(width)]
+            feeds.append(Feed(slot, start, text[start:], rng.randint(0, width)))
+        expected = [
+            full_scores(reference(kind), texts[feed.slot])[len(texts[feed.slot]) - feed.rows :] for feed in feeds
+        ]
+
+        torch.testing.assert_close(model.forward(feeds), torch.cat(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_order_of_feeds_is_order_of_rows(load: Load) -> None:
+    """Rows come back as asked, though rows of a pass are sorted by slot and split by width."""
+    model = load("llama")
+    long, short = list(range(40)), [5, 6]
+    alone = [model.forward([Feed(slot, 0, tokens, 2)]).clone() for slot, tokens in ((3, short), (0, long), (1, short))]
+
+    together = model.forward([Feed(3, 0, short, 2), Feed(0, 0, long, 2), Feed(1, 0, short, 2)])
+
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
+
+
+def test_a_slot_that_held_not_a_number_is_clean_for_the_next(load: Load) -> None:
+    """Zero times not-a-number is not zero, so masking alone would not do."""
+    model = load("llama")
+    expected = model.forward([Feed(0, 0, PROMPT, 1), Feed(1, 0, [9] * 30, 1)]).clone()
+    with torch.inference_mode():
+        for storage in (*model._kv._keys.values(), *model._kv._values.values()):
+            storage[0] = torch.nan
+    model._kv._ever_written[0] = CONTEXT
+
+    torch.testing.assert_close(model.forward([Feed(0, 0, PROMPT, 1), Feed(1, 0, [9] * 30, 1)]), expected)
+
+
+def test_prompt_chunks_return_no_rows(load: Load) -> None:
+    """A chunk whose scores nobody needs costs no head and returns an empty array of the right width."""
+    assert load("llama").forward([Feed(0, 0, PROMPT, 0)]).shape == (0, VOCAB)
+
+
+def test_strict_scores_do_not_depend_on_the_batch(load: Load) -> None:
+    """Bit for bit: alone or with others, token by token or in a block."""
+    model = load("llama", exactness="strict", max_block=4)
+    single = [model.forward([Feed(0, at, [token], 1)]).clone() for at, token in enumerate(PROMPT)]
+    model.forward([Feed(1, 0, [8, 8, 8], 0), Feed(2, 0, PROMPT[:2], 0)])
+
+    together = model.forward([Feed(1, 3, [1], 1), Feed(2, 2, PROMPT[2:], len(PROMPT) - 2), Feed(3, 0, [4], 1)])
+
+    assert torch.equal(together[1:-1], torch.cat(single[2:]))
+
+
+def test_float64_scores_of_the_same_weights(load: Load) -> None:
+    """`score_sequence` is the referee of near-ties: float64, within float32 rounding of what the port said."""
+    model = load("qwen2")
+    exact = model.score_sequence(PROMPT)
+
+    assert exact.dtype == torch.float64
+    np.testing.assert_allclose(model.forward([Feed(0, 0, PROMPT, len(PROMPT))]), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("feed", "said"),
+    [
+        (Feed(4, 0, [1], 1), "slot 4"),
+        (Feed(0, 0, [], 0), "0 tokens"),
+        (Feed(0, 0, [1], 2), "2 wanted rows"),
+        (Feed(0, 9, [1], 1), "holds"),
+        (Feed(0, 0, [1] * (CONTEXT + 1), 1), "capacity"),
+        (Feed(0, 0, [VOCAB], 1), "token ids"),
+        (Feed(0, 0, [-1], 1), "token ids"),
+    ],
+)
+def test_bad_feeds_are_refused_before_anything_is_written(feed: Feed, said: str, load: Load) -> None:
+    """And the neighbours in the pass are untouched."""
+    model = load("llama")
+    model.forward([Feed(0, 0, [1, 2, 3], 1)])
+    expected = model.forward([Feed(0, 3, [4], 1)]).clone()
+    with pytest.raises(ValueError, match=said):
+        model.forward([Feed(1, 0, [5], 1), feed])
+
+    torch.testing.assert_close(model.forward([Feed(0, 3, [4], 1)]), expected)
+
+
+def test_both_ends_of_the_context(load: Load) -> None:
+    """A block may end exactly at the limit, with a longer neighbour in the pass (field reports 53, 55)."""
+    model = load("llama")
+    model.forward([Feed(0, 0, [1] * (CONTEXT - 1), 0), Feed(1, 0, [2], 0)])
+    alone = model.forward([Feed(0, CONTEXT - 1, [3], 1)]).clone()
+
+    beside = model.forward([Feed(0, CONTEXT - 1, [3], 1), Feed(1, 1, [4, 5, 6, 7, 8], 5)])
+
+    torch.testing.assert_close(beside[:1], alone, rtol=1e-4, atol=1e-4)
