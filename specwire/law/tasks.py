@@ -57,6 +57,11 @@ class Failure:
     """Not-a-number or an empty law: a retry would fail alike."""
 
 
+def _check_u32(name: str, value: int) -> None:
+    if not 0 <= value <= MAX_U32:
+        raise InvalidArgument(name, value, f"in [0, {MAX_U32}]")
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What both kinds of task have."""
@@ -75,10 +80,8 @@ class Task:
     """W3C trace context, 25 bytes; empty: not traced."""
 
     def __post_init__(self) -> None:
-        for name in ("epoch", "number", "keep"):
-            value = getattr(self, name)
-            if not 0 <= value <= MAX_U32:
-                raise InvalidArgument(name, value, f"in [0, {MAX_U32}]")
+        for name in ("epoch", "number", "keep", "time_left_ms"):
+            _check_u32(name, getattr(self, name))
         if (self.opening is not None) != (self.keep == 0):
             raise InvalidArgument("open", self.opening, "present exactly when keep is 0")
 
@@ -94,6 +97,10 @@ class ProposeTask(Task):
 
     num_tokens: int = 0
     """0: only bring the cache up to date."""
+
+    def __post_init__(self) -> None:
+        super(ProposeTask, self).__post_init__()
+        _check_u32("num_tokens", self.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
