@@ -15,7 +15,7 @@ from coordinator.admission import Admission
 from coordinator.clients import WorkerLink, Written
 from coordinator.clock import RequestClock
 from coordinator.config import CoordinatorConfig
-from coordinator.fleet import Fleet, Standing, Worker
+from coordinator.fleet import Standing, Worker
 from coordinator.ledger import (
     Command,
     Commit,
@@ -34,6 +34,7 @@ from coordinator.ledger import (
 )
 from coordinator.lookup import NgramLookup
 from coordinator.observe import Observer
+from coordinator.roster import Roster
 from coordinator.session import RequestSpec, Session, Tally
 from coordinator.stops import Ending, FinishReason
 from coordinator.text import Tokenizer
@@ -49,8 +50,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 RETRY_LATER_S = 0.05
-SNOOZE_S = (0.25, 0.5, 1.0, 2.0, 5.0)
-"""How long a draft that was late is left alone, by times in a row."""
 MIN_DRAFT_TIMEOUT_S = 0.05
 
 _NO_PLAN = Plan(Source.NONE, 0)
@@ -66,10 +65,10 @@ class Driver:
         self.incarnation = incarnation
         self.tokenizer = tokenizer
         self.observer = observer
-        self.fleet = Fleet(config.heartbeat_s, config.suspect_after_s)
+        self.roster = Roster(config, incarnation, self)
+        self.fleet = self.roster.fleet
         self.curves = ServiceCurves()
         self.admission = Admission(config.max_running, config.max_waiting)
-        self.links: dict[str, WorkerLink] = {}
         self.sessions: dict[int, Session] = {}
         self.tally = Tally()
         self.outcomes: Counter[str] = Counter()
@@ -79,8 +78,6 @@ class Driver:
         self.generated_tokens = 0
         self.draining = False
         self._counter = 0
-        self._snoozed: dict[str, tuple[float, int]] = {}
-        """By draft: left alone until, and how often in a row it was late."""
         self._woken: list[Session] = []
         self._ticker: asyncio.Task[None] | None = None
 
@@ -96,9 +93,7 @@ class Driver:
             self._ticker.cancel()
         for session in list(self.sessions.values()):
             self._fail(session, Unavailable("the coordinator is shutting down"))
-        for link in list(self.links.values()):
-            await link.stop()
-        self.links.clear()
+        await self.roster.stop()
 
     async def idle(self) -> None:
         """Returns when no session is left."""
@@ -119,32 +114,11 @@ class Driver:
 
     def attach(self, worker: Worker) -> None:
         """A worker was registered, under a new address or in a new life: its link is opened anew."""
-        former = self.links.pop(worker.name, None)
-        role = Role(worker.info.role)
-        link = WorkerLink(worker.name, role, worker.address, self.incarnation, int(self.config.lease_s * 1000), self)
-        if former is not None:
-            link.generation = former.generation
-            link.worker_incarnation = former.worker_incarnation
-            if former.up:
-                self.link_down(former, "replaced by a new registration")
-            former.up = False
-            asyncio.create_task(former.stop(), name=f"stop {former.name}").add_done_callback(
-                lambda done: done.exception()
-            )
-        self.links[worker.name] = link
-        if role is Role.TARGET:
+        self.roster.attach(worker)
+        if worker.info.role == "target":
             self.curves.target_profile(worker.info.step_profile_us)
         else:
             self.curves.draft_profile(worker.info.step_profile_us)
-        link.start()
-
-    def detach(self, name: str) -> None:
-        """A worker is no longer wanted."""
-        link = self.links.pop(name, None)
-        if link is not None:
-            if link.up:
-                self.link_down(link, "refused")
-            asyncio.create_task(link.stop(), name=f"stop {name}").add_done_callback(lambda done: done.exception())
 
     async def _tick(self) -> None:
         while True:
@@ -155,18 +129,9 @@ class Driver:
                 log.exception("tick failed")
 
     def _watch(self, now: float) -> None:
-        places = 0
-        for worker in self.fleet.workers.values():
-            link = self.links.get(worker.name)
-            if link is None:
-                continue
-            before = worker.standing
-            self.fleet.judge(worker, link.silent_s(), now)
-            if before is Standing.READY and worker.standing is Standing.SUSPECT:
-                log.warning("%s is suspect: %s", worker.name, worker.reason)
-                self._give_up_blocks(worker)
-            if worker.info.role == "target" and worker.standing is not Standing.REFUSED:
-                places += worker.info.max_sessions
+        for worker in self.roster.judge(now):
+            self._give_up_blocks(worker)
+        places = self.roster.places()
         if places:
             self._admit(self.admission.resize(min(self.config.max_running, places)))
         for session in list(self.sessions.values()):
@@ -273,8 +238,7 @@ class Driver:
         if draft is None or draft is bound:
             return
         if bound is not None:
-            bound.sessions.discard(session.counter)
-            self._close(bound.name, session)
+            self.roster.close(bound.name, SessionId(self.incarnation, session.counter))
         session.draft_name = draft.name
         draft.sessions.add(session.counter)
         ledger.limits = self._limits(self.fleet.workers[session.target_name], draft)
@@ -331,11 +295,8 @@ class Driver:
         """Most tokens the draft can propose now; 0 when it is away, behind, full or left alone."""
         if session.draft_name is None or session.spec.method == "ngram" or not ledger.draft_ready():
             return 0
-        worker = self.fleet.workers.get(session.draft_name)
-        if worker is None or worker.standing is not Standing.READY:
-            return 0
-        snoozed = self._snoozed.get(worker.name)
-        if snoozed is not None and time.monotonic() < snoozed[0]:
+        worker = self.roster.usable(session.draft_name, time.monotonic())
+        if worker is None:
             return 0
         return max(0, min(longest, worker.info.max_block, worker.info.max_context - len(ledger.prefix)))
 
@@ -353,9 +314,7 @@ class Driver:
         if session.over or ledger is None or ledger.phase is not Phase.DRAFTING or ledger.draft.number != number:
             return
         if session.draft_name is not None:
-            _, strikes = self._snoozed.get(session.draft_name, (0.0, 0))
-            pause = SNOOZE_S[min(strikes, len(SNOOZE_S) - 1)]
-            self._snoozed[session.draft_name] = (time.monotonic() + pause, strikes + 1)
+            self.roster.was_late(session.draft_name, time.monotonic())
         self._draft_wasted(session)
         self._execute(session, ledger.draft_late())
         self._flush()
@@ -395,7 +354,7 @@ class Driver:
         assert ledger is not None
         name = session.target_name if role is Role.TARGET else session.draft_name
         mirror = ledger.target if role is Role.TARGET else ledger.draft
-        link = self.links.get(name) if name else None
+        link = self.roster.link(name)
         mirror.sent(task, link.generation if link is not None else 0)  # type: ignore[arg-type]
         journey = session.to_target if role is Role.TARGET else session.to_draft
         journey.ready_ns = now_ns()
@@ -432,10 +391,10 @@ class Driver:
     def link_up(self, link: WorkerLink, same_worker: bool) -> None:
         """A stream stands."""
         worker = self.fleet.workers.get(link.name)
-        if worker is None or self.links.get(link.name) is not link:
+        if worker is None or self.roster.link(link.name) is not link:
             return
         self.fleet.connected(worker)
-        self._snoozed.pop(link.name, None)
+        self.roster.was_prompt(link.name)
         now = now_ns()
         for counter in list(worker.sessions):
             session = self.sessions.get(counter)
@@ -454,7 +413,7 @@ class Driver:
     def link_down(self, link: WorkerLink, reason: str) -> None:
         """A stream is lost."""
         worker = self.fleet.workers.get(link.name)
-        if worker is None or self.links.get(link.name, link) is not link:
+        if worker is None or self.roster.link(link.name) is not link:
             return
         self.fleet.disconnected(worker, reason)
         now = now_ns()
@@ -519,7 +478,7 @@ class Driver:
             session.clock.draft_passage(way)
             self._cancel_timer(session)
             if isinstance(answer.result, Block):
-                self._snoozed.pop(link.name, None)
+                self.roster.was_prompt(link.name)
                 self.curves.observe_draft(asked, len(answer.result), way)
                 self.observer.drafted(session, way, len(answer.result))
         self._execute(session, commands)
@@ -628,21 +587,12 @@ class Driver:
             for command in session.ledger.finish():
                 if isinstance(command, End):
                     name = session.target_name if command.role is Role.TARGET else session.draft_name
-                    self._close(name, session)
-        for name in (session.target_name, session.draft_name):
-            worker = self.fleet.workers.get(name) if name else None
-            if worker is not None:
-                worker.sessions.discard(session.counter)
+                    self.roster.close(name, session.ledger.session)
         del self.sessions[session.counter]
         took = (clock.ended_ns - clock.arrived_ns) / 1e9 if outcome == "finished" else None
         self.observer.ended(session)
         self._woken.append(session)
         self._admit(self.admission.leave(session.counter, took))
-
-    def _close(self, name: str | None, session: Session) -> None:
-        link = self.links.get(name) if name else None
-        if link is not None:
-            link.close(SessionId(self.incarnation, session.counter))
 
     def _cancel_timer(self, session: Session) -> None:
         if session.draft_timer is not None:

@@ -129,7 +129,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             generated_tokens=driver.generated_tokens,
             speculation=driver.tally.message(),
             workers=[
-                _worker_stats(worker, driver.links.get(worker.name), driver) for worker in driver.fleet.workers.values()
+                _worker_stats(worker, driver.roster.link(worker.name), driver)
+                for worker in driver.fleet.workers.values()
             ],
             stale_answers=driver.stale_answers,
             replays=driver.replays,
@@ -177,7 +178,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
                 await self._pairing.check(worker)
             except (VocabularyMismatch, VersionMismatch) as error:
                 driver.fleet.refuse(worker, str(error))
-                driver.detach(worker.name)
+                driver.roster.detach(worker.name, "refused")
                 log.error("refused %s: %s", worker.name, error)
                 raise
             if driver.fleet.workers.get(worker.name) is worker:
