@@ -20,7 +20,7 @@ def can_pack() -> bool:
     """Whether this torch has the packed kernel. It is the one that torch.compile uses for frozen weights."""
     ops = getattr(torch.ops, "mkldnn", None)
     return (
-        torch.backends.mkldnn.is_available()
+        bool(torch._C._has_mkldnn)
         and ops is not None
         and hasattr(ops, "_reorder_linear_weight")
         and hasattr(ops, "_linear_pointwise")

@@ -1,0 +1,266 @@
+"""Measures a running service against its own plain decoding and against the bare engine.
+
+    specwire up
+    python -m deploy.bench.bars --prompts prompts.jsonl
+
+Law. Every ratio comes from interleaved runs: for each prompt the variants run one after the other, in turn from the front and
+from the back, so that a machine that slows down slows all of them. Ratios are of sums over all prompts, intervals by resampling
+prompts. d, v and t come from a bare engine loop in this process, run between the prompts. Greedy answers are compared by id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from deploy.bench.engine_loop import EngineLoop
+from deploy.bench.statistics import Estimate, bootstrap, median_ratio, total_ratio
+from specwire.client import Client, Final, Tokens
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"num_speculative_tokens": 0},
+    "both": {"num_speculative_tokens": "auto", "method": "auto"},
+    "draft": {"num_speculative_tokens": "auto", "method": "draft_model"},
+}
+ROWS = (1, 2, 3, 4, 5, 7, 9)
+COPYING = ("edit", "extract", "repeat")
+
+
+@dataclass
+class Run:
+    """One answer."""
+
+    ids: tuple[int, ...]
+    seconds: float
+    """From the first token to the final event: decoding alone."""
+    total_seconds: float
+    final: Final
+
+
+@dataclass
+class Bars:
+    """Everything measured, by variant and prompt."""
+
+    runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    kinds: list[str] = field(default_factory=list)
+    differing: int = 0
+
+
+async def ask(client: Client, prompt: str, max_tokens: int, **options: Any) -> Run:
+    """One greedy answer, with its rounds."""
+    begun = time.perf_counter()
+    first = begun
+    ids: list[int] = []
+    async for event in client.generate(
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=max_tokens,
+        temperature=0.0,
+        return_rounds=True,
+        **options,
+    ):
+        if isinstance(event, Tokens):
+            if not ids:
+                first = time.perf_counter()
+            ids.extend(event.ids)
+        elif isinstance(event, Final):
+            now = time.perf_counter()
+            return Run(tuple(ids), now - first, now - begun, event)
+    raise AssertionError("a stream ends with its final event")
+
+
+def limit_seconds(run: Run, loop: EngineLoop) -> float:
+    """What the run's rounds would have taken with nothing but draft and target steps of the bare engine."""
+    total = 0.0
+    for each in run.final.rounds[1:]:  # the first one reads the prompt
+        total += loop.seconds("target", each.drafted + 1)
+        if each.source == "draft_model" and loop.draft is not None:
+            total += each.drafted * loop.seconds("draft", 1)
+    return total
+
+
+def idle_shares(pids: dict[str, int], seconds: float) -> dict[str, float]:
+    """Share of one core that each process used while nothing was asked."""
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+    time.sleep(seconds)
+    return {name: (sum(p.cpu_times()[:2]) - before[name]) / seconds for name, p in processes.items()}
+
+
+def loopback_bytes() -> int:
+    """Bytes that went over this machine's loopback so far, headers of TCP and HTTP/2 included."""
+    return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+
+
+async def measure(args: argparse.Namespace, prompts: list[dict[str, str]], console: Console) -> dict[str, Any]:
+    """Runs everything. `prompts`: kind and prompt of each."""
+    report: dict[str, Any] = {"cores": os.cpu_count(), "prompts": len(prompts), "max_tokens": args.max_tokens}
+    bars = Bars()
+    async with Client(args.address) as client:
+        stats = await client.stats()
+        report["precision"] = {worker.name: worker.info.precision for worker in stats.workers}
+        pids = {w.name: int(w.info.node.rpartition(":")[2] or w.info.node.split()[-1]) for w in stats.workers}
+        report["idle_cores"] = idle_shares(pids, 5.0)
+        loop = EngineLoop(json.loads(args.target), json.loads(args.draft) if args.draft else None)
+        await ask(client, prompts[0]["prompt"], 16)
+        names = list(VARIANTS)
+        with Progress(console=console) as progress:
+            task = progress.add_task("prompts", total=len(prompts) * args.repeats)
+            for repeat in range(args.repeats):
+                for index, prompt in enumerate(prompts):
+                    order = names if (index + repeat) % 2 == 0 else names[::-1]
+                    answers = {}
+                    for name in order:
+                        answers[name] = await ask(client, prompt["prompt"], args.max_tokens, **VARIANTS[name])
+                        bars.runs[name].append(answers[name])
+                    bars.differing += sum(run.ids != answers["plain"].ids for run in answers.values())
+                    bars.kinds.append(prompt["kind"])
+                    loop.measure(200, ROWS)
+                    progress.advance(task)
+        summarise(bars, loop, report)
+        report["batch"] = await batch(client, [p["prompt"] for p in prompts], args.max_tokens)
+        report["bytes"] = await wire(client, prompts[0]["prompt"], args.max_tokens)
+    return report
+
+
+def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
+    """Ratios, the formula's limit, and where the time went."""
+    plain = bars.runs["plain"]
+    report["differing"] = bars.differing
+    report["step_ms"] = {f"target {rows}": 1e3 * loop.seconds("target", rows) for rows in ROWS}
+    if loop.draft is not None:
+        report["step_ms"]["draft"] = 1e3 * loop.seconds("draft", 1)
+    for name in ("both", "draft"):
+        runs = bars.runs[name]
+        pairs = [(p.total_seconds, r.total_seconds) for p, r in zip(plain, runs, strict=True)]
+        chosen = [pair for pair, kind in zip(pairs, bars.kinds, strict=True) if kind in COPYING]
+        limits = [
+            (len(p.ids) * loop.seconds("target", 1), limit_seconds(r, loop)) for p, r in zip(plain, runs, strict=True)
+        ]
+        rounds = sum(run.final.speculation.rounds for run in runs)
+        report[name] = {
+            "speedup": _shown(bootstrap(pairs, total_ratio)),
+            "speedup_median": _shown(bootstrap(pairs, median_ratio)),
+            "speedup_copying": _shown(bootstrap(chosen, total_ratio)) if chosen else None,
+            "by_kind": {
+                kind: total_ratio([pair for pair, k in zip(pairs, bars.kinds, strict=True) if k == kind])
+                for kind in dict.fromkeys(bars.kinds)
+            },
+            "tokens_per_round": sum(len(run.ids) for run in runs) / rounds,
+            "formula": total_ratio(limits),
+            "of_formula": total_ratio(pairs) / total_ratio(limits),
+        }
+    for name, runs in bars.runs.items():
+        timing = [run.final.timing for run in runs]
+        total = sum(t.total_us for t in timing)
+        compute = sum(t.draft_compute_us + t.target_compute_us for t in timing)
+        report[f"{name}_path"] = {
+            "tokens_per_s": sum(len(run.ids) for run in runs) / sum(run.total_seconds for run in runs),
+            "unattributed": sum(t.unattributed_us for t in timing) / total,
+            "outside_compute": 1 - compute / total,
+            "transfer": sum(t.draft_transfer_us + t.target_transfer_us for t in timing) / total,
+        }
+    tokens = sum(len(run.ids) - 1 for run in plain)
+    per_token = sum(run.seconds for run in plain) / tokens
+    bare = loop.seconds("target", 1)
+    report["plain_token"] = {"service_ms": 1e3 * per_token, "bare_ms": 1e3 * bare, "cost": per_token / bare - 1}
+
+
+async def batch(client: Client, prompts: list[str], max_tokens: int) -> dict[str, Any]:
+    """Eight at a time against one at a time, and whether each answer is its solo answer."""
+    chosen = (prompts * 8)[:8]
+    pairs = []
+    differing = 0
+    for _ in range(2):
+        alone = [await ask(client, prompt, max_tokens) for prompt in chosen]
+        begun = time.perf_counter()
+        together = await asyncio.gather(*(ask(client, prompt, max_tokens) for prompt in chosen))
+        seconds = time.perf_counter() - begun
+        differing += sum(a.ids != b.ids for a, b in zip(alone, together, strict=True))
+        pairs.append((sum(run.total_seconds for run in alone), seconds))
+    return {"speedup_of_8": total_ratio(pairs), "differing": differing, "of": 2 * len(chosen)}
+
+
+async def wire(client: Client, prompt: str, max_tokens: int) -> dict[str, float]:
+    """Bytes at a block length of four."""
+    before = loopback_bytes()
+    run = await ask(client, prompt, max_tokens, num_speculative_tokens=4, method="draft_model")
+    on_socket = loopback_bytes() - before
+    rounds = run.final.speculation.rounds
+    return {
+        "payload_per_round": run.final.timing.wire_bytes / rounds,
+        "socket_per_token": on_socket / len(run.ids),
+    }
+
+
+def _shown(estimate: Estimate) -> dict[str, float]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "pairs": estimate.count}
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """The report as a table."""
+    table = Table("measure", "value", title="Bars")
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and "low" in value:
+            table.add_row(prefix, f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}], n={value['pairs']}")
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{prefix} {key}".strip(), inner)
+        else:
+            table.add_row(prefix, f"{value:.4g}" if isinstance(value, float) else str(value))
+
+    add("", report)
+    console.print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser("python -m deploy.bench.bars", description=__doc__.partition("\n")[0])
+    parser.add_argument("--prompts", required=True, help="JSONL with kind and prompt")
+    parser.add_argument("--address", help="host:port of the coordinator")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=1, help="times through all prompts; each is one interleaved set")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th prompt")
+    parser.add_argument("--target", help="JSON of the target's model settings; default: the shipped topology's")
+    parser.add_argument("--draft", help="JSON of the draft's model settings; default: the shipped topology's")
+    parser.add_argument("--json", help="file for the report")
+    args = parser.parse_args(argv)
+    if args.target is None:
+        args.target, args.draft = (json.dumps(part) for part in _shipped())
+    console = Console(stderr=True)
+    lines = Path(args.prompts).read_text().splitlines()
+    prompts = [json.loads(line) for line in lines if line.strip()][:: args.every]
+    report = asyncio.run(measure(args, prompts, console))
+    show(report, console)
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1))
+    return 0
+
+
+def _shipped() -> tuple[dict[str, Any], dict[str, Any]]:
+    from deploy.configs import service_configs
+    from deploy.models import resolve
+    from deploy.topology import load
+
+    configs = service_configs(load(None), resolve)
+    return configs["target-0"]["model"], configs["draft-0"]["model"]
+
+
+if __name__ == "__main__":
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # before torch loads: our threads must not spin on the service's
+    sys.exit(main())
