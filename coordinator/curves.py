@@ -45,7 +45,8 @@ class ServiceCurves:
         self.allowance = _FIRST_ALLOWANCE
         """Plain rounds that may be lost to trials. Negative only while a trial went worse than feared."""
         self.allowance_limit = LARGEST_ALLOWANCE
-        self._sessions = 1
+        self.sessions = 1
+        """Sessions that share the steps now. Set by each plan."""
         self._last_step = -1
         self._drafted = self._accepted = 0.0
 
@@ -87,13 +88,13 @@ class ServiceCurves:
         """How long a block should take to come. Generous while nothing is known."""
         if not self.draft_link.known:
             return 0.25 * (num_tokens + 1)
-        return (num_tokens * self.draft_us(self._sessions) + self.draft_link.value) / 1e6
+        return (num_tokens * self.draft_us(self.sessions) + self.draft_link.value) / 1e6
 
     def observe_draft(self, asked: int, drafted: int, way: Passage) -> None:
         """A block came. Microseconds."""
         self.draft_link.observe(way.total_us - way.compute_us)
         if drafted > 0:
-            share = self.draft_steps.at(self._sessions) / self.draft_steps.at(1)
+            share = self.draft_steps.at(self.sessions) / self.draft_steps.at(1)
             self.draft_token.observe(way.compute_us / drafted / share)
 
     def observe_verify(self, step: StepTiming, way: Passage) -> None:
@@ -133,7 +134,3 @@ class ServiceCurves:
         """Expected time of a round, every session doing the same."""
         once, per_token = self.price(source, sessions)
         return once + num_tokens * per_token + self.verify.at(sessions * (num_tokens + 1))
-
-    def expects(self, sessions: int) -> None:
-        """So many sessions share the steps now."""
-        self._sessions = max(1, sessions)

@@ -25,8 +25,10 @@ _LARGEST_ERROR = 4.0
 
 PRIOR = 0.6
 """Acceptance before anything was drafted."""
-_SERVICE_WEIGHT = 2.0
-"""Observations that a position's expectation from the one before weighs against its own."""
+_PRIOR_WEIGHT = 2.0
+"""Observations of the first position that PRIOR weighs."""
+_NEIGHBOUR_WEIGHT = 8.0
+"""Observations that the position before weighs in a position's own: one early refusal must not close the way to longer blocks."""
 
 
 class StepTimes:
@@ -126,7 +128,7 @@ class Acceptance:
     def __init__(self, memory: float) -> None:
         self._memory = memory
         """What an observation is worth one observation of that position later."""
-        self._since = 0
+        self._since = 0.0
         """Rounds without a block since the last one with."""
         self.tries: list[float] = []
         """Per position: times it was judged with all before it accepted, older ones counting less."""
@@ -142,7 +144,7 @@ class Acceptance:
                 kept = max(fade, min(1.0, 4.0 / tries)) if tries > 0 else 1.0
                 self.tries[n] *= kept
                 self.hits[n] *= kept
-            self._since = 0
+            self._since = 0.0
         judged = min(drafted, accepted + 1, MAX_BLOCK)
         while len(self.tries) < judged:
             self.tries.append(0.0)
@@ -151,15 +153,16 @@ class Acceptance:
             self.tries[n] = self.tries[n] * self._memory + 1.0
             self.hits[n] = self.hits[n] * self._memory + (n < accepted)
 
-    def idle(self) -> None:
-        """A round went by without a block."""
-        self._since += 1
+    def idle(self, rounds: float = 1.0) -> None:
+        """So many rounds went by without a block."""
+        self._since += rounds
 
     def curve(self) -> list[float]:
         """Per position ever judged, shrunk toward the position before it; the first toward PRIOR."""
         chances: list[float] = []
-        expected = PRIOR
+        expected, weight = PRIOR, _PRIOR_WEIGHT
         for tries, hits in zip(self.tries, self.hits, strict=True):
-            expected = (hits + _SERVICE_WEIGHT * expected) / (tries + _SERVICE_WEIGHT)
+            expected = (hits + weight * expected) / (tries + weight)
+            weight = _NEIGHBOUR_WEIGHT
             chances.append(expected)
         return chances

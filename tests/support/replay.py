@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator.lookup import NgramGuess
@@ -63,13 +63,15 @@ class World:
 
     def best_fixed(self, longest: int) -> tuple[float, int]:
         """Microseconds per token, and block length, of the best choice in hindsight."""
-        best = (self.plain_us(), 0)
+        return min((self.round_us(k) / self.tokens(k), k) for k in range(longest + 1))
+
+    def tokens(self, k: int) -> float:
+        """Expected tokens of a round with a draft's block."""
         expected = chance = 1.0
-        for k in range(1, longest + 1):
-            chance *= self.acceptance(k - 1)
+        for position in range(k):
+            chance *= self.acceptance(position)
             expected += chance
-            best = min(best, (self.round_us(k) / expected, k))
-        return best
+        return expected
 
     def profiles(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What target and draft say of themselves at start."""
@@ -89,6 +91,8 @@ class Replay:
             self.curves.draft_profile(draft)
         self.lengths: list[int] = []
         """Block length of every round so far."""
+        self.expected_us = self.expected_tokens = 0.0
+        """What the choices so far cost and bring on average: their worth without their luck."""
         self._step = 0
 
     def request(self, tokens: int, longest: int = 8, window: RequestWindow | None = None) -> float:
@@ -101,6 +105,10 @@ class Replay:
             left -= committed
         return total
 
+    def us_per_token(self) -> float:
+        """Of the choices so far, luck left out."""
+        return self.expected_us / self.expected_tokens
+
     def round(
         self, window: RequestWindow, longest: int, guess: NgramGuess | None = None, hit: float = 0.0
     ) -> tuple[float, int]:
@@ -110,6 +118,8 @@ class Replay:
         k = plan.num_tokens if plan else 0
         source = plan.source if plan else Source.NONE
         self.lengths.append(k)
+        self.expected_us += world.round_us(k)
+        self.expected_tokens += world.tokens(k)
         accepted = 0
         while accepted < k and self.random.random() < (hit if source is Source.NGRAM else world.acceptance(accepted)):
             accepted += 1
@@ -128,8 +138,3 @@ class Replay:
 
     def _jitter(self) -> float:
         return 1.0 + self.world.noise * (2.0 * self.random.random() - 1.0)
-
-
-def mean(values: Sequence[float]) -> float:
-    """Their mean."""
-    return sum(values) / len(values)
