@@ -20,6 +20,10 @@ class RoundNotes:
     """What one round is made of, until its verdict is applied. Microseconds."""
 
     begun_ns: int = 0
+    draft_ready_ns: int = 0
+    """When its first task for a block was ready to be sent; 0: no block was asked for."""
+    target_ready_ns: int = 0
+    """When its first task for the target was ready to be sent; 0: not yet."""
     source: str = "none"
     drafted: int = 0
     draft: Passage | None = None

@@ -33,7 +33,7 @@ from coordinator.ledger import (
     Stale,
 )
 from coordinator.lookup import NgramLookup
-from coordinator.observe import Observer
+from coordinator.observe import NO_CALL, Call, Observer
 from coordinator.roster import Roster
 from coordinator.session import RequestSpec, Session, Tally
 from coordinator.stops import Ending, FinishReason
@@ -154,7 +154,7 @@ class Driver:
 
     # ---------------------------------------------------------------- requests
 
-    def open(self, spec: RequestSpec, clock: RequestClock, give_up_at: float | None) -> Session:
+    def open(self, spec: RequestSpec, clock: RequestClock, give_up_at: float | None, call: Call = NO_CALL) -> Session:
         """Takes a request. Raises NoRoom, Unavailable."""
         if self.draining:
             raise Unavailable("the coordinator is draining")
@@ -162,7 +162,7 @@ class Driver:
             reasons = "; ".join(f"{w.name} is {w.standing.value}: {w.reason}" for w in self.fleet.of("target"))
             raise Unavailable(f"no target is ready ({reasons or 'none has registered'})")
         self._counter += 1
-        session = Session(self._counter, spec, clock, give_up_at)
+        session = Session(self._counter, spec, clock, give_up_at, call)
         at_once = self.admission.enter(session.counter)
         self.sessions[session.counter] = session
         self.observer.opened(session)
@@ -358,6 +358,11 @@ class Driver:
         mirror.sent(task, link.generation if link is not None else 0)  # type: ignore[arg-type]
         journey = session.to_target if role is Role.TARGET else session.to_draft
         journey.ready_ns = now_ns()
+        notes = session.clock.round
+        if role is Role.TARGET:
+            notes.target_ready_ns = notes.target_ready_ns or journey.ready_ns
+        elif task.num_tokens:  # type: ignore[attr-defined]
+            notes.draft_ready_ns = notes.draft_ready_ns or journey.ready_ns
         if link is not None and link.up:
             link.send(task)  # type: ignore[arg-type]
         else:

@@ -12,8 +12,9 @@ from coordinator.clients import WorkerLink
 from coordinator.clock import RequestClock
 from coordinator.driver import Driver
 from coordinator.fleet import Standing, Worker
+from coordinator.observe import Call
 from coordinator.pairing import Pairing
-from coordinator.requests import check_request, encode_chat, encode_text
+from coordinator.requests import MAX_REQUEST_ID, check_request, encode_chat, encode_text
 from coordinator.session import Session
 from specwire import __version__
 from specwire.law.errors import InvalidArgument, SpecwireError, Unavailable, VersionMismatch, VocabularyMismatch
@@ -47,6 +48,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """One answer."""
         clock = RequestClock(keep_rounds=request.return_rounds)
         driver = self._driver
+        call = _call(request, context, driver)
         session: Session | None = None
         error: BaseException | None = None
         try:
@@ -56,11 +58,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 raise Unavailable("the coordinator is draining")
             target = self._target()
             spec = await check_request(request, clock, driver.config, driver.tokenizer, target)
-            session = driver.open(spec, clock, give_up_at)
+            session = driver.open(spec, clock, give_up_at, call)
             yield pb.GenerateResponse(
                 started=pb.Started(
                     request_id=spec.request_id,
-                    model=driver.config.model_name or target.model,
+                    model=call.model,
                     seed=spec.seed,
                     prompt_tokens=len(spec.prompt),
                     sampling=encode_sampling(spec.sampling),
@@ -72,6 +74,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             error = session.error
         except SpecwireError as refused:
             driver.outcomes["refused"] += 1
+            driver.observer.refused(call, clock, refused)
             error = refused
         except Exception as bug:
             error = bug
@@ -143,6 +146,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if recent is not None:
             response.recent_acceptance = recent
         return response
+
+
+def _call(request: pb.GenerateRequest, context: rpc.Context, driver: Driver) -> Call:
+    """What observers want to know. More than one traceparent counts as none, as the standard has it."""
+    parents = [value for key, value in context.invocation_metadata() or () if key == "traceparent"]
+    parent = parents[0] if len(parents) == 1 and isinstance(parents[0], str) else ""
+    operation = "chat" if request.WhichOneof("input") == "chat" else "text_completion"
+    target = driver.fleet.pick("target")
+    model = driver.config.model_name or (target.info.model if target is not None else "")
+    return Call(operation, model, request.request_id[:MAX_REQUEST_ID], parent)
 
 
 def _worker_stats(worker: Worker, link: WorkerLink | None, driver: Driver) -> pb.WorkerStats:

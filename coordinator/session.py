@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.clock import RequestClock
 from coordinator.ledger import Ledger
+from coordinator.observe import NO_CALL, Call
 from specwire.law.errors import SpecwireError
 from specwire.law.values import Law, SamplingSpec, Source
 from specwire.v1 import inference_pb2 as pb
@@ -102,9 +103,12 @@ class Journey:
 class Session:
     """A request from its acceptance to its one terminal event."""
 
-    def __init__(self, counter: int, spec: RequestSpec, clock: RequestClock, give_up_at: float | None) -> None:
+    def __init__(
+        self, counter: int, spec: RequestSpec, clock: RequestClock, give_up_at: float | None, call: Call = NO_CALL
+    ) -> None:
         self.counter = counter
         self.spec = spec
+        self.call = call
         self.clock = clock
         self.give_up_at = give_up_at
         """Monotonic seconds of the request's deadline; None: none."""
