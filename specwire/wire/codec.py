@@ -1,7 +1,7 @@
 """Where protobuf meets values: the only file that sees both. Streams carry bytes; this file makes and reads them.
 
-Decoding never trusts: a task that cannot be built as a value becomes a refusal of that task, and the rest of the frame is
-served. A frame that is no protobuf at all raises InvalidArgument.
+Decoding never trusts: a task that cannot be built as a value becomes a refusal of that task, an answer that cannot be built
+becomes a failure of its task, and the rest of the frame is served. A frame that is no protobuf at all raises InvalidArgument.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from specwire.law.tasks import (
     TaskTiming,
     VerifyTask,
 )
-from specwire.law.values import Block, Law, Opening, SamplingSpec, Source, SparseLaw, Verdict
+from specwire.law.values import MAX_U32, Block, Law, Opening, SamplingSpec, Source, SparseLaw, Verdict
 from specwire.v1 import draft_pb2, target_pb2, types_pb2
 
 PROTOCOL_VERSION = 1
 """Rises when an older peer would misread a frame."""
+ROUNDING_US = 2
+"""A step's three parts are rounded down one by one, a task's time as a whole."""
 
 
 class Kind(enum.Enum):
@@ -268,6 +270,16 @@ def _decode_verify(session: SessionId, message: target_pb2.VerifyTask) -> Verify
     )
 
 
+def _fits(duration_us: int) -> int:
+    """A duration as the wire holds it: 71 minutes at most."""
+    return min(duration_us, MAX_U32)
+
+
+def _step_us(step: StepTiming | None) -> int:
+    """Engine work of the frame's step."""
+    return step.prepare_us + step.compute_us + step.sample_us if step is not None else 0
+
+
 def encode_answer_frame(kind: Kind, frame: AnswerFrame) -> bytes:
     """One frame of answers to bytes."""
     make = draft_pb2.ProposeResponse if kind is Kind.PROPOSE else target_pb2.VerifyResponse
@@ -278,14 +290,14 @@ def encode_answer_frame(kind: Kind, frame: AnswerFrame) -> bytes:
         step = frame.step
         response.step.CopyFrom(
             types_pb2.StepTiming(
-                prepare_us=step.prepare_us,
-                compute_us=step.compute_us,
-                sample_us=step.sample_us,
-                answer_us=step.answer_us,
+                prepare_us=_fits(step.prepare_us),
+                compute_us=_fits(step.compute_us),
+                sample_us=_fits(step.sample_us),
+                answer_us=_fits(step.answer_us),
                 rows=step.rows,
                 prefill_rows=step.prefill_rows,
                 sessions=step.sessions,
-                previous_serialise_us=step.previous_serialise_us,
+                previous_serialise_us=_fits(step.previous_serialise_us),
                 step=step.step,
             )
         )
@@ -294,10 +306,11 @@ def encode_answer_frame(kind: Kind, frame: AnswerFrame) -> bytes:
             session=answer.session.counter, epoch=answer.epoch, number=answer.number, length=answer.length
         )
         timing = answer.timing
-        message.timing.residence_us = timing.residence_us
-        message.timing.parse_us = timing.parse_us
-        message.timing.queue_us = timing.queue_us
-        message.compute_us = timing.compute_us
+        message.timing.residence_us = _fits(timing.residence_us)
+        message.timing.parse_us = _fits(timing.parse_us)
+        message.timing.queue_us = _fits(timing.queue_us)
+        if kind is Kind.PROPOSE or not 0 <= timing.compute_us - _step_us(frame.step) <= ROUNDING_US:
+            message.compute_us = _fits(timing.compute_us)
         result = answer.result
         if isinstance(result, Refusal):
             message.refusal.reason = _REASONS[result.reason]
@@ -319,7 +332,7 @@ def encode_answer_frame(kind: Kind, frame: AnswerFrame) -> bytes:
 
 
 def decode_answer_frame(kind: Kind, raw: bytes, incarnation: int) -> AnswerFrame:
-    """Bytes to one frame of answers. `incarnation` is the coordinator's own. Raises InvalidArgument on anything malformed."""
+    """Bytes to one frame of answers. `incarnation` is the coordinator's own. Raises InvalidArgument when the bytes are no frame."""
     response: draft_pb2.ProposeResponse | target_pb2.VerifyResponse
     try:
         response = (draft_pb2.ProposeResponse if kind is Kind.PROPOSE else target_pb2.VerifyResponse).FromString(raw)
@@ -339,28 +352,39 @@ def decode_answer_frame(kind: Kind, raw: bytes, incarnation: int) -> AnswerFrame
             said.previous_serialise_us,
             said.step,
         )
+    step_us = _step_us(step) if kind is Kind.VERIFY else 0
     return AnswerFrame(
         welcome=response.welcome.incarnation if response.HasField("welcome") else None,
-        answers=tuple(_decode_answer(SessionId(incarnation, message.session), message) for message in response.answers),
+        answers=tuple(
+            _decode_answer(SessionId(incarnation, message.session), message, step_us) for message in response.answers
+        ),
         step=step,
         echo=response.echo,
     )
 
 
-def _decode_answer(session: SessionId, message: draft_pb2.ProposeAnswer | target_pb2.VerifyAnswer) -> Answer:
-    result: Verdict | Block | Refusal | Failure | None = None
+def _decode_answer(
+    session: SessionId, message: draft_pb2.ProposeAnswer | target_pb2.VerifyAnswer, step_us: int
+) -> Answer:
+    said = message.timing
+    timing = TaskTiming(said.residence_us, said.parse_us, said.queue_us, message.compute_us or step_us)
+    try:
+        result = _decode_result(message)
+    except InvalidArgument as error:
+        result = Failure(f"malformed answer: {error}")
+    return Answer(session, message.epoch, message.number, message.length, result, timing)
+
+
+def _decode_result(
+    message: draft_pb2.ProposeAnswer | target_pb2.VerifyAnswer,
+) -> Verdict | Block | Refusal | Failure | None:
     if message.HasField("refusal"):
         said = message.refusal
         if said.reason not in _REASONS_BACK:
             raise InvalidArgument("refusal.reason", said.reason, "a known reason")
-        result = Refusal(_REASONS_BACK[said.reason], said.length, said.hash, said.detail)
-    elif message.HasField("failure"):
-        result = Failure(message.failure.detail, message.failure.bad_law)
-    elif isinstance(message, draft_pb2.ProposeAnswer):
-        result = Block(tuple(message.tokens), _decode_laws(message.laws), Source.DRAFT_MODEL)
-    elif message.HasField("added"):
-        result = Verdict(message.accepted, message.added)
-    timing = TaskTiming(
-        message.timing.residence_us, message.timing.parse_us, message.timing.queue_us, message.compute_us
-    )
-    return Answer(session, message.epoch, message.number, message.length, result, timing)
+        return Refusal(_REASONS_BACK[said.reason], said.length, said.hash, said.detail)
+    if message.HasField("failure"):
+        return Failure(message.failure.detail, message.failure.bad_law)
+    if isinstance(message, draft_pb2.ProposeAnswer):
+        return Block(tuple(message.tokens), _decode_laws(message.laws), Source.DRAFT_MODEL)
+    return Verdict(message.accepted, message.added) if message.HasField("added") else None
