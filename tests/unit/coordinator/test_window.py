@@ -1,0 +1,294 @@
+"""How many tokens the next round proposes, and who proposes them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from coordinator.lookup import NgramGuess
+from coordinator.window import PLAIN, Plan, RequestWindow, Room, ServiceCurves
+from specwire.law.tasks import StepTiming
+from specwire.law.values import Source
+from tests.support.replay import FLAT, STEEP, Replay, World, step_us, way
+
+DRAFT, NGRAM, NONE = Source.DRAFT_MODEL, Source.NGRAM, Source.NONE
+
+
+def guess(length: int = 8, match: int = 4) -> NgramGuess:
+    """Some guess."""
+    return NgramGuess(tuple(range(length)), match)
+
+
+def room(longest: int = 8, draft: int = 8, ngram: NgramGuess | None = None, sessions: int = 1) -> Room:
+    """Plenty of it."""
+    return Room(longest, draft, ngram, sessions)
+
+
+def taught(source: Source, drafted: int, accepted: int, rounds: int = 60) -> ServiceCurves:
+    """A flat service whose blocks all fared alike."""
+    curves = ServiceCurves()
+    curves.target_profile(tuple(round(step_us(FLAT, 1 << n)) for n in range(5)))
+    curves.draft_profile((5_000,))
+    for _ in range(rounds):
+        curves.observe_block(source, drafted, accepted)
+    return curves
+
+
+@pytest.mark.parametrize(
+    ("fixed", "where", "expected"),
+    [
+        (4, room(), Plan(DRAFT, 4)),
+        (1, room(), Plan(DRAFT, 1)),
+        (0, room(ngram=guess()), PLAIN),
+        (64, room(), Plan(DRAFT, 8)),
+        (4, room(longest=2), Plan(DRAFT, 2)),
+        (4, room(longest=0), PLAIN),
+        (4, room(draft=3), Plan(DRAFT, 3)),
+        (4, room(draft=0), PLAIN),
+        (4, room(draft=0, ngram=guess(3)), Plan(NGRAM, 3)),
+        (4, room(draft=0, ngram=guess(9)), Plan(NGRAM, 4)),
+    ],
+)
+def test_fixed_length_is_capped_by_room_alone(fixed: int, where: Room, expected: Plan) -> None:
+    """num_speculative_tokens=n proposes n, 0 is off, and only limits shorten it."""
+    window = taught(DRAFT, 8, 0).request(fixed, 8)
+
+    assert expected == window.plan(where)
+
+
+@pytest.mark.parametrize("longest", [0, -1])
+def test_no_room_is_plain(longest: int) -> None:
+    """The last token is never drafted for."""
+    assert taught(DRAFT, 8, 8).request(None, 8).plan(room(longest=longest)) == PLAIN
+
+
+def test_upper_limit_of_a_request_holds() -> None:
+    """A request's own limit caps what the controller chooses."""
+    assert Plan(DRAFT, 3) == taught(DRAFT, 8, 8).request(None, 3).plan(room())
+
+
+def test_a_perfect_draft_gets_full_blocks() -> None:
+    """Draft = target: every block is as long as allowed, at 8 and at 64."""
+    for longest in (8, 64):
+        replay = Replay(World(acceptance=lambda position: 1.0), seed=1)
+        replay.request(3_000, longest)
+
+        assert longest == replay.lengths[len(replay.lengths) // 2]
+
+
+def test_a_useless_draft_is_left() -> None:
+    """Nothing accepted, nothing drafted."""
+    assert taught(DRAFT, 4, 0).request(None, 8).plan(room()) == PLAIN
+
+
+def test_length_grows_with_acceptance() -> None:
+    """Better drafts draft longer."""
+    lengths = []
+    for a in (0.5, 0.7, 0.9):
+        replay = Replay(World(acceptance=lambda position, a=a: a), seed=2)
+        replay.request(1_500)
+        lengths.append(replay.curves.present_length(1, 8))
+
+    assert lengths == sorted(set(lengths))
+
+
+def test_length_falls_to_zero_with_load() -> None:
+    """Acceptance 0.5 where every row costs: speculation alone, none among many."""
+    lengths = []
+    for sessions in (1, 4, 32, 128):
+        world = World(dict(STEEP), acceptance=lambda position: 0.5, sessions=sessions)
+        replay = Replay(world, seed=3)
+        replay.request(400)
+        lengths.append(replay.curves.present_length(sessions, 8))
+
+    assert [lengths[0] > 0, *lengths[2:]] == [True, 0, 0]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_long_default_is_no_harm() -> None:
+    """Up to 64 allowed and little accepted: blocks stay short, so little is wasted."""
+    replay = Replay(World(acceptance=lambda position: 0.5), seed=4)
+    replay.request(600, longest=64)
+
+    assert max(replay.lengths[20:]) <= 4
+
+
+def test_trusted_guess_beats_a_middling_draft() -> None:
+    """A guess costs no draft time; once its like have stood, it wins, and without a guess the draft works on."""
+    curves = taught(DRAFT, 4, 2)
+    for _ in range(30):
+        curves.observe_block(NGRAM, 8, 8)
+    window = curves.request(None, 8)
+    for _ in range(12):
+        window.plan(room(ngram=guess()))
+        window.observe(NGRAM, 8, 8, None, way(50_000, 1_000))
+
+    assert window.plan(room(ngram=guess())).source is NGRAM
+    assert window.plan(room()).source is DRAFT
+
+
+def test_distrusted_guess_gives_way_to_the_draft() -> None:
+    """Guesses with matches of a length that failed are not used, while other lengths may be."""
+    curves = taught(DRAFT, 8, 7)
+    window = curves.request(None, 8)
+    for _ in range(12):
+        window.plan(room(ngram=guess(match=2)))
+        window.observe(NGRAM, 4, 0, None, way(50_000, 1_000))
+
+    assert window.plan(room(ngram=guess(match=2))).source is DRAFT
+
+
+def test_same_rounds_same_choices() -> None:
+    """No clock and no chance: a replay repeats itself."""
+    first, second = Replay(World(), seed=6), Replay(World(), seed=6)
+    first.request(500)
+    second.request(500)
+
+    assert first.lengths == second.lengths
+
+
+def test_hysteresis_keeps_a_choice_among_equals() -> None:
+    """Steady acceptance does not make the length flicker from round to round."""
+    replay = Replay(World(acceptance=lambda position: 0.7), seed=7)
+    replay.request(2_000)
+    settled = replay.lengths[100:-10]
+    changes = sum(a != b for a, b in itertools.pairwise(settled))
+
+    assert changes < len(settled) / 8
+
+
+@pytest.mark.parametrize("link_us", [0, 20_000, 80_000])
+def test_trials_keep_within_their_allowance(link_us: int) -> None:
+    """With nothing ever accepted, all that speculation costs is 1 % and what a new service may spend."""
+    world = World(dict(STEEP), acceptance=lambda position: 0.0, draft_link_us=link_us, noise=0.0)
+    replay = Replay(world)
+    us = replay.request(3_000)
+    lost = us / world.plain_us() - 3_000
+
+    assert 0 < lost < 0.011 * 3_000 + 8
+    assert any(replay.lengths[1_000:])
+
+
+def test_drop_and_recovery_are_followed() -> None:
+    """Acceptance 0.8, then nothing, then 0.8 again, within one request: off within 60 rounds, on again within 150."""
+    now = [0.8]
+    replay = Replay(World(acceptance=lambda position: now[0], draft_link_us=5_000), seed=8)
+    window = replay.curves.request(None, 8)
+    replay.request(300, window=window)
+    assert sum(replay.lengths[-20:-8]) > 20
+    now[0] = 0.0
+    replay.request(200, window=window)
+    off = replay.lengths[-100:]
+    now[0] = 0.8
+    start = len(replay.lengths)
+    replay.request(600, window=window)
+    on = replay.lengths[start + 150 :]
+
+    assert sum(off) < 20
+    assert sum(k > 0 for k in on) > 0.9 * len(on) - 8
+
+
+def test_a_link_that_gets_better_is_noticed() -> None:
+    """A draft given up for its link is taken up again when the link is good."""
+    world = World(draft_link_us=150_000, acceptance=lambda position: 0.8)
+    replay = Replay(world, seed=9)
+    replay.request(300)
+    assert replay.lengths[-50:].count(0) > 45
+    world.draft_link_us = 2_000
+    for _ in range(6):
+        replay.request(300)
+
+    assert sum(k > 0 for k in replay.lengths[-60:]) > 50
+
+
+def test_a_new_request_begins_with_what_others_learnt() -> None:
+    """The service's curve is a request's first guess, at once."""
+    replay = Replay(World(acceptance=lambda position: 0.9), seed=10)
+    for _ in range(5):
+        replay.request(300)
+    start = len(replay.lengths)
+    replay.request(60)
+
+    assert replay.lengths[start] >= 5
+
+
+def test_a_request_unlike_others_finds_its_own_length() -> None:
+    """One request with poor acceptance in a service with good ones drafts less than they do."""
+    good = [0.9]
+    replay = Replay(World(acceptance=lambda position: good[0]), seed=11)
+    for _ in range(5):
+        replay.request(300)
+    good[0] = 0.2
+    window = replay.curves.request(None, 8)
+    replay.request(200, window=window)
+    usual = replay.curves.present_length(1, 8)
+
+    assert window.best(room())[1].num_tokens < usual / 2
+
+
+def test_prompt_rows_do_not_count_as_step_time() -> None:
+    """A step that also read a prompt says nothing of verify time, and a step seen by many sessions counts once."""
+    curves = taught(DRAFT, 4, 2)
+    before = curves.plain_us(1)
+    target_way = way(900_000, 0)
+    curves.observe_verify(StepTiming(compute_us=900_000, rows=1, prefill_rows=500, sessions=1, step=1), target_way)
+
+    assert before == curves.plain_us(1)
+    curves.observe_verify(StepTiming(compute_us=50_000, rows=1, sessions=2, step=2), target_way)
+    once = curves.plain_us(1)
+    curves.observe_verify(StepTiming(compute_us=50_000, rows=1, sessions=2, step=2), target_way)
+    assert once == curves.plain_us(1) > before
+
+
+def test_an_empty_block_of_a_draft_teaches_no_acceptance() -> None:
+    """A draft that returned nothing was neither right nor wrong."""
+    curves = taught(DRAFT, 4, 2)
+    window = curves.request(None, 8)
+    window.plan(room())
+    curves.observe_draft(4, 0, way(0, 3_000))
+    before = curves.recent_acceptance()
+    window.observe(NONE, 0, 0, None, way(38_000, 1_000))
+
+    assert before == curves.recent_acceptance() == 0.5
+
+
+def test_nothing_known_still_plans() -> None:
+    """Without profiles, observations or acceptance there is a choice, and a generous idea of the draft's time."""
+    curves = ServiceCurves()
+
+    assert curves.recent_acceptance() is None
+    assert 0 <= curves.request(None, 8).plan(room(sessions=64)).num_tokens <= 8
+    assert curves.draft_seconds(4) >= 1.0
+
+
+def test_draft_seconds_follow_the_measurements() -> None:
+    """k*d + r_d, in seconds."""
+    curves = taught(DRAFT, 4, 2)
+    curves.observe_draft(4, 4, way(20_000, 3_000))
+
+    assert curves.draft_seconds(8) == pytest.approx(0.043)
+
+
+def test_a_trial_that_never_ran_is_given_back() -> None:
+    """A plan that is not followed by a round costs nothing."""
+    curves = taught(DRAFT, 4, 0)
+    window = curves.request(None, 8)
+    window.plan(room())
+    window.observe(NONE, 0, 0, None, way(37_000, 0))
+    held = curves.allowance
+    plan = window.plan(room())
+    assert plan.num_tokens > 0
+    assert curves.allowance < held
+    window.plan(room())
+    window.plan(room(longest=0))
+
+    assert held == pytest.approx(curves.allowance)
+
+
+def test_repr_tells_the_story() -> None:
+    """What is chosen, and why."""
+    window = RequestWindow(taught(DRAFT, 8, 8), None, 8)
+    window.plan(room())
+
+    assert repr(window) == "RequestWindow(fixed=None, current=draft_model 8, Trust({}))"
