@@ -66,7 +66,8 @@ def judge_rejection(target_law: Callable[[int], Floats], block: Block, first_pos
     """Accepts or corrects. `target_law(j)` is the target's law at row j, [vocab]."""
     for j, token in enumerate(block.tokens):
         target, draft, position = target_law(j), draft_law_at(block, j), first_position + j
-        if not accepts(accept_probability(float(target[token]), draft_probability(draft, token)), position, draws):
+        ratio = accept_probability(target_probability(target, token), draft_probability(draft, token))
+        if not accepts(ratio, position, draws):
             return Verdict(j, sample(residual(target, draft), draws(position, Purpose.CORRECTION)))
     row = bonus_row(block)
     return Verdict(len(block), sample(target_law(row), draws(first_position + row, Purpose.BONUS)))
@@ -92,6 +93,11 @@ def draft_law_at(block: Block, j: int) -> SparseLaw:
     return SparseLaw((token,), (1,))
 
 
+def target_probability(target: Floats, token: int) -> float:
+    """Probability of one token under the target's law; a token it does not have has none. [vocab]."""
+    return float(target[token]) if token < len(target) else 0.0
+
+
 def draft_probability(draft: SparseLaw, token: int) -> float:
     """Probability of one token under a cut law."""
     return draft.weights[draft.ids.index(token)] / sum(draft.weights)
@@ -102,8 +108,9 @@ def residual(target: Floats, draft: SparseLaw) -> Floats:
 
     When target and draft agree, nothing is left and a refusal is a matter of rounding: fall back to the target's law."""
     left = target.copy()
-    ids = np.array(draft.ids, dtype=np.int64)
-    left[ids] -= np.array(draft.weights, dtype=np.float64) / sum(draft.weights)
+    ids, weights = np.array(draft.ids, dtype=np.int64), np.array(draft.weights, dtype=np.float64)
+    known = ids < len(target)
+    left[ids[known]] -= weights[known] / sum(draft.weights)
     np.maximum(left, 0.0, out=left)
     return left if left.sum() > 0.0 else target
 

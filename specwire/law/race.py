@@ -200,9 +200,7 @@ def premixed_columns(size: int, columns: Ids | None) -> Bits:
     return _premixed[id(columns)][1]
 
 
-def fast_choice(
-    row: Row, spec: SamplingSpec, seed: int, choice: int, position: int, columns: Ids | None = None
-) -> int:
+def fast_choice(row: Row, spec: SamplingSpec, seed: int, choice: int, position: int, columns: Ids | None = None) -> int:
     """`sampling.shared_noise_choice` for less work. [vocab] -> token id."""
     assert row.ndim == 1
     if spec.greedy:

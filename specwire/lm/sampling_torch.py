@@ -110,7 +110,10 @@ def choose_rows_on_device(
             part = scores if len(rows) == len(scores) else scores[torch.tensor(rows, device=scores.device)]
             for r, token in zip(rows, choose(part, [draws[r] for r in rows], columns), strict=True):
                 chosen[r] = token
-    return [choose_row(host_array(scores[r]), draws[r], columns) if token is None else token for r, token in enumerate(chosen)]
+    return [
+        choose_row(host_array(scores[r]), draws[r], columns) if token is None else token
+        for r, token in enumerate(chosen)
+    ]
 
 
 def _target_ids(found: Ids, columns: Ids | None) -> Ids:

@@ -68,9 +68,7 @@ def _outcome(run: Run, fixed: dict[Key, float]) -> Key | Verdict:
         return need.key
 
 
-def verdicts(
-    run: Run, fixed: dict[Key, float] | None = None, weight: float = 1.0
-) -> Iterator[tuple[float, Verdict]]:
+def verdicts(run: Run, fixed: dict[Key, float] | None = None, weight: float = 1.0) -> Iterator[tuple[float, Verdict]]:
     """Every verdict of a judge with its probability."""
     fixed = fixed or {}
     outcome = _outcome(run, fixed)

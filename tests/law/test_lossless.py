@@ -63,7 +63,9 @@ def judge_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("vocab", "k", "m", "name"),
-    [(3, 1, 3, name) for name in SPECS] + [(4, 1, 2, name) for name in SPECS] + [(3, 2, 2, "plain"), (4, 2, 3, "filtered")],
+    [(3, 1, 3, name) for name in SPECS]
+    + [(4, 1, 2, name) for name in SPECS]
+    + [(3, 2, 2, "plain"), (4, 2, 3, "filtered")],
 )
 def test_drafted_block_leaves_the_targets_law(judge_for, vocab, k, m, name):
     """Every drafted path and every verdict summed is the target's joint law, though the draft's law is cut and quantised."""

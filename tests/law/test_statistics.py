@@ -89,7 +89,7 @@ def test_three_tokens_follow_the_joint_law(law, name):
     draft = functools.cache(lambda text: cut_to_sparse(law_of(tables.draft(text), spec), 3))
     texts = list(itertools.product(range(4), repeat=3))
     counts = dict.fromkeys(texts, 0)
-    for seed in range(3000 if law is Law.REJECTION else 1200):
+    for seed in range(2000 if law is Law.REJECTION else 800):
         text: tuple[int, ...] = ()
         draws = counter_uniforms(Opening(law, spec, seed, 0, 1))
         while len(text) < 3:

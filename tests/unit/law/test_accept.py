@@ -63,11 +63,20 @@ def test_zero_residual_falls_back_to_the_target():
     assert residual(TARGET[2], EVEN).tolist() == TARGET[2].tolist()
 
 
+def test_ids_the_target_does_not_have_are_refused():
+    """A draft padded wider than the target: no probability there, and the correction comes from the target's own tokens."""
+    block = Block((9,), (SparseLaw((9, 0), (1, 1)),))
+
+    assert judge_rejection(TARGET.__getitem__, block, 0, scripted(accept0=2**-52, correction0=0.49)) == Verdict(0, 1)
+
+
 def test_equal_laws_are_always_accepted():
     """Draft equal to target refuses nothing, whatever the draw."""
     laws = [TARGET[2], TARGET[2]]
 
-    assert judge_rejection(laws.__getitem__, Block((3,), (EVEN,)), 0, scripted(accept0=1 - 2**-52, bonus1=0.5)) == Verdict(1, 2)
+    assert judge_rejection(
+        laws.__getitem__, Block((3,), (EVEN,)), 0, scripted(accept0=1 - 2**-52, bonus1=0.5)
+    ) == Verdict(1, 2)
 
 
 def test_target_greedy_accepts_its_best_only():
@@ -83,7 +92,13 @@ def test_target_greedy_accepts_its_best_only():
 
 @pytest.mark.parametrize(
     ("block", "expected"),
-    [((), Verdict(0, 5)), ((5,), Verdict(1, 6)), ((4,), Verdict(0, 5)), ((5, 6), Verdict(2, 7)), ((5, 7), Verdict(1, 6))],
+    [
+        ((), Verdict(0, 5)),
+        ((5,), Verdict(1, 6)),
+        ((4,), Verdict(0, 5)),
+        ((5, 6), Verdict(2, 7)),
+        ((5, 7), Verdict(1, 6)),
+    ],
 )
 def test_shared_noise_outputs_the_targets_choices(block, expected):
     """The verdict is the target's own next tokens, as many as the block foresaw and one more."""

@@ -91,7 +91,9 @@ def test_every_bit_of_the_key_moves_every_bit_of_the_noise():
     ids, keys = np.arange(1000, dtype=np.int64), [row_key(9, 0, p) for p in range(10)]
     place = np.arange(32, dtype=np.uint32)
     flipped = [
-        np.mean([(noise_bits(key, ids) ^ noise_bits(key ^ 1 << bit, ids))[:, None] >> place & 1 for key in keys], (0, 1))
+        np.mean(
+            [(noise_bits(key, ids) ^ noise_bits(key ^ 1 << bit, ids))[:, None] >> place & 1 for key in keys], (0, 1)
+        )
         for bit in range(64)
     ]
 

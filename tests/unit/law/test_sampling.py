@@ -74,7 +74,9 @@ def test_greedy_tie_goes_to_the_lower_id():
     assert law_of(np.array([1.0, 2.0, 2.0]), GREEDY).tolist() == [0.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("spec", [SamplingSpec(), SamplingSpec(top_k=3), SamplingSpec(top_p=0.9999), SamplingSpec(min_p=0.01)])
+@pytest.mark.parametrize(
+    "spec", [SamplingSpec(), SamplingSpec(top_k=3), SamplingSpec(top_p=0.9999), SamplingSpec(min_p=0.01)]
+)
 def test_forbidden_tokens_stay_forbidden(spec):
     """Minus infinity survives no filter."""
     assert kept(law_of(np.array([-INF, 1.0, -INF, 0.0]), spec)) == [1, 3]

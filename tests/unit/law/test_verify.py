@@ -14,7 +14,13 @@ from specwire.law.sampling import cut_to_sparse, law_of, shared_noise_choice
 from specwire.law.values import GREEDY, Block, Law, Opening, SamplingSpec, Verdict
 from target_service.verify import JudgeItem, choose_ahead, judge, judge_item
 
-SPECS = [GREEDY, SamplingSpec(), SamplingSpec(0.3), SamplingSpec(1.2, top_k=5), SamplingSpec(0.9, top_p=0.8, min_p=0.02)]
+SPECS = [
+    GREEDY,
+    SamplingSpec(),
+    SamplingSpec(0.3),
+    SamplingSpec(1.2, top_k=5),
+    SamplingSpec(0.9, top_p=0.8, min_p=0.02),
+]
 
 
 def on_device(scores: torch.Tensor, items: list[JudgeItem]) -> list[Verdict | BadLaw]:
@@ -46,7 +52,9 @@ def random_item(rng: np.random.Generator, vocab: int) -> tuple[np.ndarray, Judge
     law, spec = list(Law)[rng.integers(2)], SPECS[rng.integers(len(SPECS))]
     session = Opening(law, spec, int(rng.integers(2**63)), int(rng.integers(3)), 1)
     scores = np.round(rng.normal(0, 2, (k + 1, vocab)), 1)
-    chosen = [shared_noise_choice(row, spec, session.seed, session.choice, position + j) for j, row in enumerate(scores)]
+    chosen = [
+        shared_noise_choice(row, spec, session.seed, session.choice, position + j) for j, row in enumerate(scores)
+    ]
     tokens = tuple(token if rng.random() < 0.7 else int(rng.integers(vocab)) for token in chosen[:k])
     laws = tuple(cut_to_sparse(law_of(row, SamplingSpec(1.5)), vocab) for row in scores[:k])
     if law is Law.SHARED_NOISE or rng.random() < 0.3:
