@@ -15,12 +15,12 @@ import asyncio
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from specwire.law.tasks import Failure, StepTiming
 from specwire.law.values import Block, Verdict
+from specwire.spans import wall_offset_ns
 from specwire.wire.stopwatch import now_ns
 from specwire.worker.desk import Delivery, Desk
 from specwire.worker.observe import Observers, StepRecord, TaskRecord
@@ -62,6 +62,7 @@ class Engine:
         self._failed_at_ns = 0
         self._steps = 0
         self._free_since_ns = 0
+        self._wall_offset_ns = wall_offset_ns()
         self._counts = (0, 0)
         self._idle_calls: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -124,6 +125,8 @@ class Engine:
             self._step(desk, stepper, plan.parts)
             self._free_since_ns = now_ns()
             return 0.0
+        if plan.wait_until is None:
+            self._wall_offset_ns = wall_offset_ns()  # read between tasks, so that each lies on one clock
         if plan.wait_until is None and self._idle_calls:
             calls, self._idle_calls = self._idle_calls, []
             for call in calls:
@@ -147,7 +150,8 @@ class Engine:
             return True
 
     def _step(self, desk: Desk, stepper: Stepper, parts: Sequence[Part]) -> None:
-        began, began_wall = now_ns(), time.time_ns()
+        began = now_ns()
+        began_wall = began + self._wall_offset_ns
         self._busy_since_ns = began
         self._steps += 1
         failure: Failure | None = None

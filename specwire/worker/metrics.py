@@ -1,6 +1,6 @@
 """Raw counters of a worker, by prometheus_client. Rates and means are queries.
 
-The names stand in one table. A registry belongs to one worker, so that two in one process do not mix.
+The names stand in `specwire.telemetry`. A registry belongs to one worker, so that two in one process do not mix.
 """
 
 from __future__ import annotations
@@ -9,25 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from specwire.law.tasks import Answer, Failure, Refusal
 from specwire.law.values import Block, Verdict
+from specwire.telemetry import METRICS
 from specwire.worker.observe import StepRecord
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-
-NAMES = {
-    "steps": ("specwire_worker_steps", "Engine steps"),
-    "failed_steps": ("specwire_worker_failed_steps", "Engine steps whose model raised"),
-    "rows": ("specwire_worker_rows", "Rows computed for verification, drafting or decoding"),
-    "prefill_rows": ("specwire_worker_prefill_rows", "Rows of prompts and replays computed"),
-    "tasks": ("specwire_worker_tasks", "Tasks answered, by outcome"),
-    "bad_laws": ("specwire_worker_bad_laws", "Tasks that failed on a row of scores that is no law"),
-    "drafted": ("specwire_worker_proposed_tokens", "Tokens of blocks judged (target) or made (draft)"),
-    "accepted": ("specwire_worker_accepted_tokens", "Tokens of judged blocks that stand"),
-    "compute": ("specwire_worker_compute_seconds", "Model time of a step"),
-    "step": ("specwire_worker_step_seconds", "Prepare, compute and sample time of a step"),
-    "queue": ("specwire_worker_queue_seconds", "Time a task waited for the engine, over all its steps"),
-    "sessions": ("specwire_worker_sessions", "Sessions that hold a cache slot"),
-    "waiting": ("specwire_worker_waiting_tasks", "Tasks that wait for a step"),
-}
 
 
 class WorkerMetrics:
@@ -36,19 +21,30 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
 
-        def counter(key: str, *labels: str) -> Counter:
-            return Counter(*NAMES[key], labels, registry=self.registry)
+        def named(key: str) -> tuple[str, str, tuple[str, ...]]:
+            metric = METRICS[f"specwire:worker_{key}"]
+            return metric.name, metric.meaning, metric.labels
+
+        def counter(key: str) -> Counter:
+            return Counter(*named(key), registry=self.registry)
 
         def histogram(key: str) -> Histogram:
-            return Histogram(*NAMES[key], registry=self.registry, buckets=SECONDS)
+            return Histogram(*named(key), registry=self.registry, buckets=SECONDS)
+
+        def gauge(key: str) -> Gauge:
+            return Gauge(*named(key), registry=self.registry)
 
         self._steps, self._failed_steps = counter("steps"), counter("failed_steps")
         self._rows, self._prefill_rows = counter("rows"), counter("prefill_rows")
-        self._tasks, self._bad_laws = counter("tasks", "outcome"), counter("bad_laws")
-        self._drafted, self._accepted = counter("drafted"), counter("accepted")
-        self._compute, self._step, self._queue = histogram("compute"), histogram("step"), histogram("queue")
-        self._sessions = Gauge(*NAMES["sessions"], registry=self.registry)
-        self._waiting = Gauge(*NAMES["waiting"], registry=self.registry)
+        self._tasks, self._bad_laws = counter("tasks"), counter("bad_laws")
+        self._drafted, self._accepted = counter("proposed_tokens"), counter("accepted_tokens")
+        self._compute, self._step, self._queue = (
+            histogram("compute_seconds"),
+            histogram("step_seconds"),
+            histogram("queue_seconds"),
+        )
+        self._sessions = gauge("sessions")
+        self._waiting = gauge("waiting_tasks")
 
     def step_done(self, record: StepRecord) -> None:
         """See Observer."""

@@ -21,6 +21,8 @@ import grpc
 import specwire
 from specwire.lm.load import build_model
 from specwire.lm.port import LanguageModel
+from specwire.spans import SpanSink
+from specwire.telemetry import SERVICES, setup_tracing
 from specwire.v1 import types_pb2
 from specwire.wire import rpc
 from specwire.wire.codec import PROTOCOL_VERSION, Kind
@@ -33,6 +35,7 @@ from specwire.worker.profile import step_profile
 from specwire.worker.registration import Registration
 from specwire.worker.servicer import WorkerServicer
 from specwire.worker.stepper import Stepper
+from specwire.worker.tracing import WorkerTracing
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +78,10 @@ class WorkerServer:
         self.metrics_port: int | None = None
         self._role = role
         self._metrics = WorkerMetrics()
-        self._observers = Observers((self._metrics, *observers))
+        self._watchers: tuple[Observer, ...] = (self._metrics, *observers)
+        self._spans: SpanSink | None = None
         self._profile: tuple[int, ...] = ()
+        self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -94,7 +99,11 @@ class WorkerServer:
         host, _ = rpc.split_address(config.bind)
         self.address = _advertised(config, host, port)
         log.info("%s loads its model; settings:\n%s", config.name, show_config(config))
-        self.engine = Engine(self._build, loop, self._observers, config.max_lease_s, config.idle_s, config.hang_s)
+        self._spans = setup_tracing(SERVICES[role.name], config.name)
+        if self._spans is not None:
+            self._watchers = (*self._watchers, WorkerTracing(role.name, config.name, self._spans))
+        observers = Observers(self._watchers)
+        self.engine = Engine(self._build, loop, observers, config.max_lease_s, config.idle_s, config.hang_s)
         try:
             stepper = await asyncio.wrap_future(self.engine.ready)
         except BaseException:
@@ -175,7 +184,11 @@ class WorkerServer:
             said = trouble
 
     async def stop(self) -> None:
-        """Drains and ends. Returns when nothing of the worker runs any more, but for a step that hangs."""
+        """Drains and ends. Returns when nothing of the worker runs any more, but for a step that hangs. The second call
+        does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
         await rpc.set_health(self._health, (self._role.service,), False)
         for task in self._tasks:
             task.cancel()
@@ -192,6 +205,8 @@ class WorkerServer:
             log.warning("%s: a step is still running and is left behind", self.config.name)
         if self._metrics_server is not None:
             await asyncio.to_thread(_close, self._metrics_server)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
 
 def _close(server: Any) -> None:
