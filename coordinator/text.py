@@ -132,6 +132,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of some ids. Raises InvalidArgument for an id outside the vocabulary."""
+        ids = list(ids)  # the library takes no other sequence
         for i in ids:
             if not 0 <= i < self.vocab_size:
                 raise InvalidArgument("ids", i, f"in [0, {self.vocab_size})")
