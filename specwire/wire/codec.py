@@ -301,6 +301,7 @@ def encode_answer_frame(kind: Kind, frame: AnswerFrame) -> bytes:
                 step=step.step,
             )
         )
+    told_once = kind is Kind.VERIFY and frame.step is not None
     for answer in frame.answers:
         message = response.answers.add(
             session=answer.session.counter, epoch=answer.epoch, number=answer.number, length=answer.length
@@ -309,7 +310,7 @@ def encode_answer_frame(kind: Kind, frame: AnswerFrame) -> bytes:
         message.timing.residence_us = _fits(timing.residence_us)
         message.timing.parse_us = _fits(timing.parse_us)
         message.timing.queue_us = _fits(timing.queue_us)
-        if kind is Kind.PROPOSE or not 0 <= timing.compute_us - _step_us(frame.step) <= ROUNDING_US:
+        if not (told_once and 0 <= timing.compute_us - _step_us(frame.step) <= ROUNDING_US):
             message.compute_us = _fits(timing.compute_us)
         result = answer.result
         if isinstance(result, Refusal):

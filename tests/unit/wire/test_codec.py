@@ -236,6 +236,13 @@ def test_compute_of_one_step_is_told_once() -> None:
     assert decode_answer_frame(Kind.VERIFY, told, ME).answers == (answer,)
 
 
+def test_compute_without_a_step_is_told() -> None:
+    """However short it was."""
+    frame = AnswerFrame(answers=(Answer(SESSION, 1, 1, 3, None, TaskTiming(compute_us=1)),))
+
+    assert frame == decode_answer_frame(Kind.VERIFY, encode_answer_frame(Kind.VERIFY, frame), ME)
+
+
 def test_compute_of_several_steps_is_told() -> None:
     """A prompt chunk split over steps took longer than the last of them."""
     answer = Answer(SESSION, 1, 1, 3, None, TaskTiming(compute_us=600))
