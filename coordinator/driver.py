@@ -112,6 +112,13 @@ class Driver:
         longest = settings.max_num_speculative_tokens if self.fleet.pick("draft") is not None else 0
         return self.curves.present_length(len(self.admission.running), longest)
 
+    def step_us(self, role: str) -> int:
+        """Compute of one step for one session; 0: not measured."""
+        times = self.curves.draft_steps if role == "draft" else self.curves.verify
+        if not times.known:
+            return 0
+        return int(self.curves.draft_us(1) if role == "draft" else times.at(1))
+
     def attach(self, worker: Worker) -> None:
         """A worker was registered, under a new address or in a new life: its link is opened anew."""
         self.roster.attach(worker)

@@ -167,7 +167,7 @@ def _worker_stats(worker: Worker, link: WorkerLink | None, driver: Driver) -> pb
         sessions=len(worker.sessions),
         round_trip_us=link.round_trip_us() if link is not None else 0,
         connects=worker.connects,
-        compute_us=int(driver.curves.draft_us(1) if worker.info.role == "draft" else driver.curves.verify.at(1)),
+        compute_us=driver.step_us(worker.info.role),
         reason=worker.reason or (link.reason if link is not None else ""),
     )
 
