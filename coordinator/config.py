@@ -77,7 +77,9 @@ class CoordinatorConfig(Frozen):
     client_buffer_tokens: int = pydantic.Field(default=256, ge=1)
     """Tokens a client may be behind before its generation pauses."""
     metrics_port: int | None = pydantic.Field(default=None, ge=0, le=65_535)
-    """Port of /metrics on the host of `bind`. None: off."""
+    """Port of /metrics on the host of `bind`. 0: any free one. None: off."""
+    vllm_metric_names: bool = False
+    """Also says under `vllm:` what vLLM has under the same name, for dashboards made for it."""
     trace_detail: Literal["off", "request", "round"] = "request"
     """Spans, where the standard OTEL variables name a collector."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
