@@ -23,6 +23,7 @@ from specwire.law.errors import (
     CallerFault,
     InvalidArgument,
     NoRoom,
+    OurFault,
     SpecwireError,
     TooLate,
     Unavailable,
@@ -165,15 +166,23 @@ def error_of(call: grpc.RpcError) -> SpecwireError:
         case grpc.StatusCode.FAILED_PRECONDITION:
             return VersionMismatch(text)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            pairs: Any = call.trailing_metadata() or ()
-            trailing: dict[str, Any] = dict(pairs)
-            return NoRoom(text, float(trailing.get(RETRY_AFTER_KEY, 1000)) / 1000)
+            if "message larger than max" in text:  # gRPC's own limit: it would not fit later either
+                return CallerFault(text)
+            return NoRoom(text, _retry_after_s(call))
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return TooLate(text or "deadline exceeded")
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable(text)
+        case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN | grpc.StatusCode.DATA_LOSS:
+            return OurFault(f"{code.name}: {text}")
         case _:
             return SpecwireError(f"{code.name}: {text}")
+
+
+def _retry_after_s(call: grpc.RpcError) -> float:
+    pairs: Any = call.trailing_metadata() or ()
+    said = str(dict(pairs).get(RETRY_AFTER_KEY, ""))
+    return int(said) / 1000 if said.isdecimal() else 1.0
 
 
 async def abort(context: Context, error: BaseException) -> None:

@@ -2,7 +2,7 @@
 
 Law. An interval is the difference of two stamps of the same clock; no number here ever compares two hosts. The transfer of a
 task is the coordinator's time between written and received, less the worker's residence. Residence lies inside that span, so
-transfer is never negative but for the clocks' grain, which is clamped and counted.
+transfer is never negative; what the clocks' grain would make of it is clamped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def passage(
 ) -> Passage:
     """Splits a task's way. Worker parts are measured by the worker's own stamps; what they leave of the residence is overhead."""
     timing = answer.timing
-    span_us = (received_ns - written_ns) // 1000
+    span_us = max(0, received_ns - written_ns) // 1000
     residence = min(timing.residence_us, span_us)
     compute = timing.compute_us
     if compute == 0 and step is not None:
