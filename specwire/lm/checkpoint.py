@@ -42,18 +42,28 @@ class Checkpoint:
         return None
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be a repository on the hub."""
+    return bool(_HUB_ID.match(name))
+
+
+def hub_snapshot(name: str, *, local_files_only: bool, gguf_file: str | None = None) -> Path:
+    """The folder of a hub id in the hub's own cache. Raises what the hub's library raises."""
+    from huggingface_hub import snapshot_download
+
+    patterns = [*_FILES, gguf_file] if gguf_file else _FILES
+    return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local_files_only))
+
+
 def locate(name: str, field: str, gguf_file: str | None = None) -> Path:
     """A folder as it is, or a hub id through the hub's cache; fetched only when allowed to go online."""
     if Path(name).is_dir():
         return Path(name)
-    if not _HUB_ID.match(name):
+    if not is_hub_id(name):
         raise InvalidArgument(field, name, "an existing folder or a hub id")
-    from huggingface_hub import snapshot_download
-
-    offline = os.environ.get("SPECWIRE_OFFLINE", "") not in ("", "0")
-    patterns = [*_FILES, gguf_file] if gguf_file else _FILES
+    offline = os.environ.get("SPECWIRE_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=offline))
+        return hub_snapshot(name, local_files_only=offline, gguf_file=gguf_file)
     except Exception as error:  # the hub's own tree, plus whatever its transport raises
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgument(field, name, f"an existing folder or a hub id that can be fetched ({reason})") from error

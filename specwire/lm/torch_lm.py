@@ -79,7 +79,7 @@ class TorchModel:
         else:
             rectangles = plan_fixed(feeds, self.capacity, self._num_slots, self._strict_width)
         num_rows = sum(feed.rows for feed in feeds)
-        with torch.inference_mode(), self._kv:
+        with torch.no_grad(), self._kv:
             if len(rectangles) == 1 and num_rows:
                 scores = self._pass(rectangles[0])
             else:
@@ -132,7 +132,7 @@ class TorchModel:
             if self._reload is None:
                 raise RuntimeError("this model was built without `reload`")
             self._exact = self._reload().to(self._device, dtype)
-        with torch.inference_mode():
+        with torch.no_grad():
             ids = torch.tensor([list(tokens)], device=self._device)
             scores: torch.Tensor = self._exact(input_ids=ids, use_cache=False).logits[0, :, : self._columns].to(dtype)
             if self._holes is not None:

@@ -62,7 +62,7 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         threads=torch.get_num_threads() if device.type == "cpu" else 0,
     )
     tokens = [(7 * index + 3) % vocab_size for index in range(min(9, context))]
-    with torch.inference_mode():
+    with torch.no_grad():
         expected = model.to(device)(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0].float()
     wrapped = TorchModel(
         model,
