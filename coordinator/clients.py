@@ -127,11 +127,10 @@ class WorkerLink:
             self._wake.set()
 
     def close(self, session: SessionId) -> None:
-        """Tells the worker that a session is over."""
+        """Tells the worker that a session is over: now, or when its stream is back. Another life of it need not be told."""
         self._tasks = [task for task in self._tasks if task.session != session] if self._tasks else self._tasks
-        if self.up:
-            self._closes.append(session)
-            self._wake.set()
+        self._closes.append(session)
+        self._wake.set()
 
     def round_trip_us(self) -> int:
         """Median echo, 0 before the first."""
@@ -215,7 +214,8 @@ class WorkerLink:
         self.up = True
         self.reason = ""
         self.silent_since_ns = None
-        self._closes.clear()
+        if not same:
+            self._closes.clear()
         log.info("link %s up at %s%s", self.name, self.address, "" if same else " (new worker)")
         self._events.link_up(self, same)
 

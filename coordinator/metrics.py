@@ -141,7 +141,7 @@ class CoordinatorMetrics(Collector):
 
     def _counters(self, driver: Driver) -> dict[str, list[Sample]]:
         """Containers are copied first: the event loop goes on writing them."""
-        tally, outcomes = driver.tally, dict(driver.outcomes)
+        tally, outcomes = driver.books.tally, dict(driver.books.outcomes)
         workers = list(driver.fleet.workers.values())
         links = [driver.roster.link(worker.name) for worker in workers]
         names = [(worker.name, worker.info.role) for worker in workers]
@@ -162,11 +162,11 @@ class CoordinatorMetrics(Collector):
                 (("ngram",), tally.accepted_by_ngram),
             ],
             "rounds": [((), tally.rounds)],
-            "fallbacks": [((cause,), count) for cause, count in dict(driver.fallbacks).items()],
-            "replays": [((cause,), count) for cause, count in dict(driver.replays).items()],
-            "stale_answers": [((), driver.stale_answers)],
+            "fallbacks": [((cause,), count) for cause, count in dict(driver.books.fallbacks).items()],
+            "replays": [((cause,), count) for cause, count in dict(driver.books.replays).items()],
+            "stale_answers": [((), driver.books.stale_answers)],
             "requests": [((outcome,), outcomes.get(outcome, 0)) for outcome in OUTCOMES],
-            "generation_tokens": [((), driver.generated_tokens)],
+            "generation_tokens": [((), driver.books.generated_tokens)],
             "prompt_tokens": [((), self._prompt_tokens)],
             "wire_bytes": [((), self._wire_bytes)],
             "num_requests_running": [((), len(driver.admission.running))],

@@ -73,7 +73,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 yield response
             error = session.error
         except SpecwireError as refused:
-            driver.outcomes["refused"] += 1
+            driver.books.outcomes["refused"] += 1
             driver.observer.refused(call, clock, refused)
             error = refused
         except Exception as bug:
@@ -125,19 +125,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             draining=driver.draining,
             running=len(driver.admission.running),
             waiting=len(driver.admission.waiting),
-            finished=driver.outcomes["finished"],
-            failed=driver.outcomes["failed"],
-            cancelled=driver.outcomes["cancelled"],
-            refused=driver.outcomes["refused"],
-            generated_tokens=driver.generated_tokens,
-            speculation=driver.tally.message(),
+            finished=driver.books.outcomes["finished"],
+            failed=driver.books.outcomes["failed"],
+            cancelled=driver.books.outcomes["cancelled"],
+            refused=driver.books.outcomes["refused"],
+            generated_tokens=driver.books.generated_tokens,
+            speculation=driver.books.tally.message(),
             workers=[
                 _worker_stats(worker, driver.roster.link(worker.name), driver)
                 for worker in driver.fleet.workers.values()
             ],
-            stale_answers=driver.stale_answers,
-            replays=driver.replays,
-            fallbacks=driver.fallbacks,
+            stale_answers=driver.books.stale_answers,
+            replays=driver.books.replays,
+            fallbacks=driver.books.fallbacks,
             num_speculative_tokens=driver.typical_block(),
             max_running=driver.admission.max_running,
             max_waiting=driver.admission.max_waiting,

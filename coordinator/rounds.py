@@ -1,0 +1,344 @@
+"""Rounds: plans them, carries out what the ledgers say, and puts verdicts before clients.
+
+Law. A ledger decides; this file only carries out. It blocks nowhere. Time is written down where it passes: every interval of a
+request's critical path has its own pair of stamps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from coordinator.books import Books
+from coordinator.clients import WorkerLink
+from coordinator.config import CoordinatorConfig
+from coordinator.fleet import Standing, Worker
+from coordinator.ledger import (
+    Command,
+    Commit,
+    End,
+    Envelope,
+    Fail,
+    Fallback,
+    Later,
+    Ledger,
+    Limits,
+    Phase,
+    Replayed,
+    Role,
+    Send,
+    Stale,
+)
+from coordinator.observe import Observer
+from coordinator.roster import Roster
+from coordinator.session import Session
+from coordinator.stops import Ending, FinishReason
+from coordinator.window import Plan, Room, ServiceCurves
+from specwire.law.errors import SpecwireError
+from specwire.law.tasks import Answer, ProposeTask, VerifyTask
+from specwire.law.values import Block, Law, Source
+from specwire.wire.codec import AnswerFrame
+from specwire.wire.stopwatch import Passage, now_ns, passage
+
+RETRY_LATER_S = 0.05
+"""How long a round waits when the target has no room."""
+MIN_DRAFT_TIMEOUT_S = 0.05
+
+_NO_PLAN = Plan(Source.NONE, 0)
+
+
+class Ends(Protocol):
+    """How a session's rounds come to an end."""
+
+    def finish(self, session: Session, reason: FinishReason, stop: str | None, text: str) -> None:
+        """The answer is complete."""
+
+    def fail(self, session: Session, error: SpecwireError) -> None:
+        """There will be no answer."""
+
+
+class Rounds:
+    """The rounds of all sessions."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        roster: Roster,
+        books: Books,
+        observer: Observer,
+        ends: Ends,
+        running: Callable[[], int],
+    ) -> None:
+        """`running`: how many requests are being generated."""
+        self.curves = ServiceCurves()
+        self.woken: list[Session] = []
+        """Sessions with something new for their clients, until `wake_clients`."""
+        self._config = config
+        self._roster = roster
+        self._books = books
+        self._observer = observer
+        self._ends = ends
+        self._running = running
+
+    def begin(self, session: Session, begun_ns: int) -> None:
+        """Plans and begins the next round, unless the client is too far behind."""
+        ledger, window, ending = session.ledger, session.window, session.ending
+        assert ledger is not None
+        assert window is not None
+        assert ending is not None
+        if session.behind > self._config.client_buffer_tokens:
+            session.paused_since_ns = now_ns()
+            return
+        session.clock.begin_round(begun_ns)
+        self._bind_draft(session)
+        plan, guess = self._plan(session, ledger, ending)
+        notes = session.clock.round
+        now = time.monotonic()
+        envelope = Envelope(session.time_left_ms(now), *self._observer.round_begun(session))
+        notes.source = plan.source.value
+        commands = ledger.begin(plan.source, plan.num_tokens, guess, envelope)
+        if ledger.phase is Phase.DRAFTING:
+            expected_s = self.curves.draft_seconds(plan.num_tokens)
+            session.draft_due_ns = now_ns() + int(expected_s * 1e9)
+            timeout = self._draft_timeout(session, expected_s)
+            if timeout is not None:
+                loop = asyncio.get_running_loop()
+                session.draft_timer = loop.call_later(timeout, self._late, session, ledger.draft.number)
+        self.execute(session, commands)
+        session.clock.work(begun_ns, _last_ready(session, begun_ns))
+
+    def _plan(self, session: Session, ledger: Ledger, ending: Ending) -> tuple[Plan, tuple[int, ...]]:
+        spec = session.spec
+        assert session.window is not None
+        longest = min(
+            spec.max_block, ending.remaining - 1, self._roster.fleet.workers[session.target_name].info.max_block
+        )
+        if longest <= 0:
+            return _NO_PLAN, ()
+        guess = session.lookup.propose(longest) if session.lookup is not None else None
+        room = Room(
+            longest=longest,
+            draft=self._draft_room(session, ledger, longest),
+            guess=guess,
+            sessions=self._running(),
+        )
+        plan = session.window.plan(room)
+        return plan, (guess.tokens[: plan.num_tokens] if guess is not None and plan.source is Source.NGRAM else ())
+
+    def _draft_room(self, session: Session, ledger: Ledger, longest: int) -> int:
+        """Most tokens the draft can propose now; 0 when it is away, behind, full or left alone."""
+        if session.draft_name is None or session.spec.method == "ngram" or not ledger.draft_ready():
+            return 0
+        worker = self._roster.usable(session.draft_name, time.monotonic())
+        if worker is None:
+            return 0
+        return max(0, min(longest, worker.info.max_block, worker.info.max_context - len(ledger.prefix)))
+
+    def _draft_timeout(self, session: Session, expected_s: float) -> float | None:
+        """Seconds until the round goes on without its block. None under `rejection`: see SpeculationConfig."""
+        if session.spec.law is Law.REJECTION and not session.spec.sampling.greedy:
+            return None
+        configured = self._config.speculation.draft_timeout_ms
+        if isinstance(configured, int):
+            return configured / 1000
+        return max(MIN_DRAFT_TIMEOUT_S, 4 * expected_s)
+
+    def _late(self, session: Session, number: int) -> None:
+        ledger = session.ledger
+        if session.over or ledger is None or ledger.phase is not Phase.DRAFTING or ledger.draft.number != number:
+            return
+        if session.draft_name is not None:
+            self._roster.was_late(session.draft_name, time.monotonic())
+        self.give_up_block(session, ledger.draft_late)
+        self.wake_clients()
+
+    def give_up_block(self, session: Session, decide: Callable[[], list[Command]]) -> None:
+        """The round goes on without the block it waited for. `decide` is the ledger's word on why."""
+        now = now_ns()
+        wasted = max(0, now - session.to_draft.ready_ns) // 1000
+        session.clock.recovery_us += wasted
+        session.clock.round.draft_wait_us += wasted
+        self.cancel_timer(session)
+        self.execute(session, decide())
+
+    def execute(self, session: Session, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Send(role, task, _):
+                    self._send(session, role, task)
+                case Fallback(cause):
+                    self._books.fallbacks[cause] += 1
+                    session.tally.fallbacks += 1
+                    self._books.tally.fallbacks += 1
+                    self._observer.fallback(session, cause)
+                case Replayed(_, cause):
+                    self._books.replays[cause] += 1
+                case Stale():
+                    self._books.stale_answers += 1
+                case Later():
+                    asyncio.get_running_loop().call_later(RETRY_LATER_S, self._retry, session, now_ns())
+                case Fail(error):
+                    self._ends.fail(session, error)
+                case Commit() | End():
+                    raise AssertionError("handled by the caller")
+
+    def _send(self, session: Session, role: Role, task: ProposeTask | VerifyTask) -> None:
+        ledger = session.ledger
+        assert ledger is not None
+        name = session.target_name if role is Role.TARGET else session.draft_name
+        mirror = ledger.target if role is Role.TARGET else ledger.draft
+        link = self._roster.link(name)
+        mirror.sent(task, link.generation if link is not None else 0)
+        journey = session.to_target if role is Role.TARGET else session.to_draft
+        journey.ready_ns = now_ns()
+        notes = session.clock.round
+        if role is Role.TARGET:
+            notes.target_ready_ns = notes.target_ready_ns or journey.ready_ns
+        elif isinstance(task, ProposeTask) and task.num_tokens:
+            notes.draft_ready_ns = notes.draft_ready_ns or journey.ready_ns
+        if link is not None and link.up:
+            link.send(task)
+        else:
+            mirror.stream_lost()
+            if role is Role.TARGET and session.waiting_since_ns is None:
+                session.waiting_since_ns = now_ns()
+
+    def _retry(self, session: Session, since_ns: int) -> None:
+        if not session.over and session.ledger is not None:
+            session.clock.recovery_us += (now_ns() - since_ns) // 1000
+            self.execute(session, session.ledger.retry())
+            self.wake_clients()
+
+    def wake_clients(self) -> None:
+        """Called after frames were put, so that the workers' next step does not wait for our clients."""
+        woken, self.woken = self.woken, []
+        for session in woken:
+            session.wake.set()
+
+    def draft_answer(
+        self, session: Session, ledger: Ledger, link: WorkerLink, answer: Answer, frame: AnswerFrame, received_ns: int
+    ) -> None:
+        taken = now_ns()
+        name = session.draft_name
+        awaited = ledger.phase is Phase.DRAFTING and ledger.draft.matches(answer, link.generation)
+        if name != link.name:
+            self._books.stale_answers += 1
+            return
+        asked = ledger.wanted
+        commands = ledger.draft_answered(answer, link.generation)
+        if awaited and ledger.phase is not Phase.DRAFTING:
+            way = passage(
+                session.to_draft.ready_ns, session.to_draft.written_ns, received_ns, taken, answer, frame.step
+            )
+            session.clock.draft_passage(way)
+            self.cancel_timer(session)
+            if isinstance(answer.result, Block):
+                self._roster.was_prompt(link.name)
+                self.curves.observe_draft(asked, len(answer.result), way)
+                self._observer.drafted(session, way, len(answer.result))
+        self.execute(session, commands)
+        session.clock.work(taken, _last_ready(session, taken))
+
+    def target_answer(
+        self, session: Session, ledger: Ledger, link: WorkerLink, answer: Answer, frame: AnswerFrame, received_ns: int
+    ) -> None:
+        taken = now_ns()
+        if session.target_name != link.name or not ledger.target.matches(answer, link.generation):
+            self._books.stale_answers += 1
+            return
+        block = ledger.block
+        journey = session.to_target
+        way = passage(journey.ready_ns, journey.written_ns, received_ns, taken, answer, frame.step)
+        commands = ledger.target_answered(answer, link.generation)
+        session.clock.target_passage(way)
+        if len(commands) == 1 and isinstance(commands[0], Commit):
+            self._commit(session, ledger, commands[0], block, frame, way, taken)
+            return
+        self.execute(session, commands)
+        session.clock.work(taken, _last_ready(session, taken))
+
+    def _commit(
+        self,
+        session: Session,
+        ledger: Ledger,
+        commit: Commit,
+        block: Block,
+        frame: AnswerFrame,
+        way: Passage,
+        taken: int,
+    ) -> None:
+        """A verdict became text: show it, count it, and end or go on."""
+        ending, clock = session.ending, session.clock
+        assert ending is not None
+        assert session.window is not None
+        result = ending.accept(commit.tokens)
+        drafted, source = len(block), block.source if len(block) else Source.NONE
+        clock.round.drafted = drafted
+        clock.round.source = source.value
+        prefilled = frame.step.prefill_rows if frame.step is not None else 0
+        if frame.step is not None:
+            self.curves.observe_verify(frame.step, way)
+        session.window.observe(source, drafted, commit.accepted, clock.round.draft, way, first=prefilled > 0)
+        if session.lookup is not None:
+            session.lookup.extend(commit.tokens)
+        kept_accepted = min(commit.accepted, len(result.ids))
+        session.tally.round(source, drafted, kept_accepted)
+        self._books.tally.round(source, drafted, kept_accepted)
+        session.generated += len(result.ids)
+        self._books.generated_tokens += len(result.ids)
+        session.emit_tokens(result.ids, result.text)
+        self.woken.append(session)
+        now = now_ns()
+        if clock.first_token_ns == 0:
+            clock.first_token_ns = now
+        rows, sessions = (frame.step.rows, frame.step.sessions) if frame.step is not None else (0, 0)
+        index = session.tally.rounds - 1
+        clock.end_round(index, kept_accepted, len(result.ids), now, rows, sessions)
+        self._observer.round_done(session, index, source, drafted, kept_accepted, len(result.ids), way)
+        if result.end is None:
+            self.begin(session, taken)
+            return
+        clock.work(taken, now_ns())
+        self._ends.finish(session, result.end.finish_reason, result.end.stop, result.end.text)
+
+    def limits(self, target: Worker, draft: Worker | None) -> Limits:
+        return Limits(
+            target_max_append=target.info.max_append,
+            draft_max_append=draft.info.max_append if draft is not None else 1,
+            draft_max_context=draft.info.max_context if draft is not None else 0,
+            vocab_size=target.info.vocab_size,
+        )
+
+    def _bind_draft(self, session: Session) -> None:
+        """A session whose draft is gone for good takes another one, if there is one."""
+        ledger = session.ledger
+        assert ledger is not None
+        spec = session.spec
+        if spec.max_block == 0 or spec.method == "ngram" or not (ledger.draft.idle or not ledger.with_draft):
+            return
+        bound = self._roster.fleet.workers.get(session.draft_name) if session.draft_name else None
+        if bound is not None and bound.standing in (Standing.READY, Standing.CONNECTING):
+            return
+        draft = self._roster.fleet.pick("draft")
+        if draft is None or draft is bound:
+            return
+        if bound is not None:
+            self._roster.close(bound.name, ledger.session)
+        session.draft_name = draft.name
+        draft.sessions.add(session.counter)
+        ledger.limits = self.limits(self._roster.fleet.workers[session.target_name], draft)
+        ledger.with_draft = True
+        ledger.draft_up(same_worker=False)
+
+    def cancel_timer(self, session: Session) -> None:
+        if session.draft_timer is not None:
+            session.draft_timer.cancel()
+            session.draft_timer = None
+
+
+def _last_ready(session: Session, begun_ns: int) -> int:
+    """When the work that began at `begun_ns` ended: its task was put then, or, if it made none, now."""
+    ready = max(session.to_target.ready_ns, session.to_draft.ready_ns)
+    return ready if ready >= begun_ns else now_ns()
