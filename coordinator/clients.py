@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 ECHO_INTERVAL_S = 1.0
 ECHO_KEPT = 31
 """Round trips of the last so many echoes give the median that is reported."""
+MAX_CLOSES = 4096
+"""Ends of sessions kept for a worker whose stream is down; the leases of older ones have run out anyway."""
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 _METHODS = {Role.DRAFT: "/specwire.v1.Draft/Propose", Role.TARGET: "/specwire.v1.Target/Verify"}
@@ -97,7 +99,7 @@ class WorkerLink:
         self._events = events
         self._kind = _KINDS[role]
         self._tasks: list[ProposeTask | VerifyTask] = []
-        self._closes: list[SessionId] = []
+        self._closes: deque[SessionId] = deque(maxlen=MAX_CLOSES)
         self._echo = 0
         self._echo_written: dict[int, int] = {}
         self._wake = asyncio.Event()
@@ -224,14 +226,13 @@ class WorkerLink:
             await self._wake.wait()
             self._wake.clear()
             tasks, self._tasks = self._tasks, []
-            closes, self._closes = self._closes, []
+            closes = tuple(self._closes)
+            self._closes.clear()
             echo, self._echo = self._echo, 0
             due_sessions, due_us = self._events.due(self) if tasks and self.role is Role.TARGET else (0, 0)
             raw = encode_task_frame(
                 self._kind,
-                TaskFrame(
-                    tasks=tuple(tasks), closes=tuple(closes), echo=echo, due_sessions=due_sessions, due_us=due_us
-                ),
+                TaskFrame(tasks=tuple(tasks), closes=closes, echo=echo, due_sessions=due_sessions, due_us=due_us),
             )
             written_ns = now_ns()
             if echo:
