@@ -100,7 +100,12 @@ class WorkerLink:
         self._kind = _KINDS[role]
         self._tasks: list[ProposeTask | VerifyTask] = []
         self._closes: deque[SessionId] = deque(maxlen=MAX_CLOSES)
+        self._closed: deque[tuple[int, SessionId]] = deque(maxlen=MAX_CLOSES)
+        """Closes written, each with the number of the echo that will confirm it. They may go down with the stream: a worker that
+        comes back is told again."""
         self._echo = 0
+        self._last_echo = 0
+        """Number of the last echo put into the outbox of this stream."""
         self._echo_written: dict[int, int] = {}
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -216,8 +221,11 @@ class WorkerLink:
         self.up = True
         self.reason = ""
         self.silent_since_ns = None
-        if not same:
-            self._closes.clear()
+        told = [session for _, session in self._closed]
+        self._closed.clear()
+        self._last_echo = 0
+        self._closes = deque([*told, *self._closes] if same else (), MAX_CLOSES)
+        self._wake.set()
         log.info("link %s up at %s%s", self.name, self.address, "" if same else " (new worker)")
         self._events.link_up(self, same)
 
@@ -229,6 +237,7 @@ class WorkerLink:
             closes = tuple(self._closes)
             self._closes.clear()
             echo, self._echo = self._echo, 0
+            self._closed.extend((echo or self._last_echo + 1, session) for session in closes)
             due_sessions, due_us = self._events.due(self) if tasks and self.role is Role.TARGET else (0, 0)
             raw = encode_task_frame(
                 self._kind,
@@ -249,7 +258,7 @@ class WorkerLink:
         while True:
             number += 1
             if len(self._echo_written) < ECHO_KEPT:
-                self._echo = number
+                self._echo = self._last_echo = number
                 self._wake.set()
             await asyncio.sleep(ECHO_INTERVAL_S)
 
@@ -258,3 +267,5 @@ class WorkerLink:
         if written_ns is not None:
             self.round_trips_us.append((received_ns - written_ns) // 1000)
         self.silent_since_ns = min(self._echo_written.values(), default=None)
+        while self._closed and self._closed[0][0] <= number:
+            self._closed.popleft()
