@@ -74,11 +74,11 @@ def services(folder: StateFolder, topology: Topology, configs: Mapping[str, Mapp
         path.write_text(yaml.safe_dump(dict(config), sort_keys=False))
         # -P: the folder we happen to stand in is no place to import from.
         command = (sys.executable, "-P", "-m", MODULES[name.split("-")[0]], "--config", str(path))
-        found.append(Service(name, command, environment(parts[name], gpus.get(name)) | _import_path()))
+        found.append(Service(name, command, environment(parts[name], gpus.get(name)) | import_path()))
     return found
 
 
-def _import_path() -> dict[str, str]:
+def import_path() -> dict[str, str]:
     """Where our own packages are, for a checkout that was never installed."""
     root = str(Path(next(iter(deploy.__path__))).parent)
     if "site-packages" in root:
@@ -94,7 +94,7 @@ def _start_supervisor(folder: StateFolder) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder.path,
-            env={**os.environ, **_import_path()},
+            env={**os.environ, **import_path()},
             start_new_session=True,
         )
 

@@ -215,10 +215,10 @@ def workers(listed: Iterable[pb.WorkerStats]) -> Table:
 def actors(report: Sequence[Mapping[str, Any]]) -> Table:
     """What Ray says of each actor."""
     table = _table("Actors")
-    for heading in ("actor", "state", "node", "process", "address", "restarts"):
+    for heading in ("actor", "state", "node", "process", "address", "GPUs"):
         table.add_column(heading)
     for each in report:
-        table.add_row(*(str(each.get(key, "-")) for key in ("name", "state", "node", "pid", "address", "restarts")))
+        table.add_row(*(str(each.get(key, "-")) for key in ("name", "state", "node", "pid", "address", "gpus")))
     return table
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Group, RenderableType
@@ -63,7 +62,7 @@ def _actors(running: Running | None) -> list[dict[str, Any]]:
         raise InvalidArgument("--actors", True, "absent: what runs here was not started with Ray")
     from deploy import cluster
 
-    found: list[dict[str, Any]] = cluster.report(running)
+    found: list[dict[str, Any]] = cluster.report(state.folder(), running)
     return found
 
 
@@ -88,12 +87,9 @@ def logs(role: str | None, *, follow: bool, lines: int) -> None:
     """Prints the ends of the logs, each line with its service's name when there are several."""
     folder = state.folder()
     running = folder.read()
-    if running is not None and running.mode == "ray":
-        from deploy import cluster
-
-        files: dict[str, Path] = cluster.logs(running)
-    else:
-        files = {path.stem: path for path in sorted(folder.logs.glob("*.log"))}
+    if running is not None and running.ray is not None and not running.ray.started:
+        raise StateError(f"the logs are with the Ray at {running.ray.address}: ray logs actor --name NAME")
+    files = {path.stem: path for path in sorted(folder.logs.glob("*.log"))}
     if not files:
         raise StateError("no logs: nothing was started here")
     if role is not None:

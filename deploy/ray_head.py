@@ -1,0 +1,143 @@
+"""A Ray of our own on this machine: started detached, kept to loopback, locked with a token, ended to the last process.
+
+`import ray` does not stand here: Ray is started as a process, as a person would with `ray start`. Three things a person would
+have to know are done for them. Its ports are bound to loopback only, because whoever reaches a Ray can run any code.
+It takes a token besides, so that other users of this machine cannot either. And it is ended by the processes that we started and
+their children, never by `ray stop`, which ends every Ray on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from deploy import processes, ready
+from deploy.ready import StartError
+from deploy.state import Process, StateFolder
+from deploy.supervisor import how
+
+HOST = "127.0.0.1"
+TOKEN = "ray_token"
+LONGEST_TMP = 40
+"""Ray puts sockets some 65 characters below its folder, and a socket's path ends at 107."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A started head."""
+
+    address: str
+    folder: Path
+    process: Process
+
+
+def require() -> None:
+    """Raises StartError when Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise StartError("Ray is not installed. Either: pip install 'specwire[ray]', or: specwire up --no-ray")
+
+
+def environment(folder: StateFolder) -> dict[str, str]:
+    """What every process of our Ray, and whoever connects to it, has in its environment before Ray is imported."""
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Despite its name: 0 makes Ray use loopback for all its ports, on Linux too.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(folder.path / TOKEN),
+        # Spare workers would never be used: our actors need an environment of their own.
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def start(folder: StateFolder, object_store_mb: int, timeout_s: float) -> Head:
+    """Starts a head and waits until its port is open. Raises StartError with its last words."""
+    token = folder.path / TOKEN
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    base = tempfile.gettempdir()
+    files = Path(tempfile.mkdtemp(prefix="specwire-ray-", dir=base if len(base) < LONGEST_TMP else "/tmp"))
+    port = ready.free_port(HOST)
+    command = (
+        *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--node-ip-address", HOST, "--port", str(port), "--temp-dir", str(files)),
+        *("--include-dashboard=false", "--include-log-monitor=false", "--disable-usage-stats"),
+        *("--object-store-memory", str(object_store_mb * 1_000_000), "--num-cpus", str(cores())),
+        # Not Ray's usual ranges: another Ray on this machine may use those.
+        *("--min-worker-port", "0", "--max-worker-port", "0", "--ray-client-server-port", str(ready.free_port(HOST))),
+    )
+    with folder.log("ray").open("wb") as log:
+        started = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder.path,
+            env={**_without_ray(os.environ), **environment(folder)},
+            start_new_session=True,
+        )
+    head = Head(f"{HOST}:{port}", files, Process.of("ray", started.pid))
+    give_up = time.monotonic() + timeout_s
+    try:
+        while not listens(head.address):
+            if started.poll() is not None:
+                raise StartError(f"Ray {how(started.returncode)} while starting:\n{ready.tail(folder.log('ray'))}")
+            if time.monotonic() > give_up:
+                raise StartError(f"Ray did not start within {timeout_s:g} s:\n{ready.tail(folder.log('ray'))}")
+            time.sleep(0.1)
+    except BaseException:
+        stop(head.process, files)
+        raise
+    return head
+
+
+def _without_ray(environment: Mapping[str, str]) -> dict[str, str]:
+    """A Ray that the user's environment names is another one."""
+    return {key: value for key, value in environment.items() if not key.startswith("RAY_")}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def listens(address: str) -> bool:
+    """Whether somebody accepts connections there. Ray itself would wait for minutes to find out."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+        return True
+    return False
+
+
+def stop(head: Process, files: Path, grace_s: float = 3.0) -> None:
+    """Ends the head, all that it started and all that these started, and removes their files."""
+    found = head.find()
+    family = [found, *found.children(recursive=True)] if found is not None else []
+    # Actors whose parent died first are nobody's children; they carry the session folder in their command or environment.
+    family += [process for process in psutil.process_iter() if process not in family and _belongs(process, files)]
+    processes.end(
+        [Process("ray", process.pid, process.create_time()) for process in family if process.is_running()], grace_s
+    )
+    if files.name.startswith("specwire-ray-"):
+        shutil.rmtree(files, ignore_errors=True)
+
+
+def _belongs(process: psutil.Process, files: Path) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return any(str(files) in part for part in process.cmdline())
+    return False
