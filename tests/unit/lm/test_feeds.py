@@ -1,0 +1,113 @@
+"""Slots, the refusal of bad feeds, and rectangles: every fed token stands once, in its own slot, and padding stands nowhere."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.lm.feeds import Rectangle, SlotTable, plan, plan_fixed
+from specwire.lm.port import Feed
+
+CAPACITY, SLOTS = 40, 6
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Feed]:
+    """Feeds of distinct slots with any starts, lengths and wanted rows."""
+    feeds = []
+    for slot in draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, unique=True)):
+        start = draw(st.integers(0, CAPACITY - 1))
+        count = draw(st.integers(1, CAPACITY - start))
+        tokens = [
+            100 * slot + position for position in range(start, start + count)
+        ]  # each token knows where it belongs
+        feeds.append(Feed(slot, start, tokens, draw(st.integers(0, count))))
+    return feeds
+
+
+def check(feeds: list[Feed], rectangles: list[Rectangle]) -> None:
+    """What `plan` and `plan_fixed` promise alike."""
+    written: dict[tuple[int, int], int] = {}
+    scored: dict[int, tuple[int, int]] = {}  # result row -> (token, rectangle)
+    for number, rectangle in enumerate(rectangles):
+        rows, width = rectangle.tokens.shape
+        assert rectangle.slots.shape == (rows,)
+        assert rectangle.slots.tolist() == sorted(set(rectangle.slots.tolist()))
+        assert rectangle.positions.max() < rectangle.context <= CAPACITY
+        for row in range(rows):
+            slot = int(rectangle.slots[row])
+            seen_before = [position for (s, position) in written if s == slot]
+            for column in range(width):
+                cell, token = int(rectangle.cells[row, column]), int(rectangle.tokens[row, column])
+                if cell == CAPACITY:
+                    continue  # padding
+                assert cell == rectangle.positions[row, column]
+                assert (slot, cell) not in written
+                assert all(cell > position for position in seen_before)
+                written[slot, cell] = token
+        for flat, result in zip(rectangle.wanted.tolist(), rectangle.results.tolist(), strict=True):
+            assert rectangle.cells.flat[flat] != CAPACITY
+            assert result not in scored
+            scored[result] = (int(rectangle.tokens.flat[flat]), number)
+        assert rectangle.results.tolist() == sorted(rectangle.results.tolist())
+    assert written == {(f.slot, f.start + i): token for f in feeds for i, token in enumerate(f.tokens)}
+    wanted = [token for f in feeds for token in list(f.tokens)[len(f.tokens) - f.rows :]]
+    assert [scored[row][0] for row in range(len(scored))] == wanted
+
+
+@given(batches(), st.integers(0, 60))
+def test_every_token_once_and_padding_nowhere(feeds: list[Feed], overhead: int) -> None:
+    """For any batch and any price of a pass."""
+    rectangles = plan(feeds, CAPACITY, overhead)
+
+    check(feeds, rectangles)
+    cost = sum(overhead + rectangle.tokens.size for rectangle in rectangles)
+    assert cost <= overhead + len(feeds) * max(len(feed.tokens) for feed in feeds)  # never worse than one rectangle
+    assert cost <= sum(overhead + len(feed.tokens) for feed in feeds)  # nor than one each
+
+
+@given(batches(), st.integers(1, 9))
+def test_fixed_rectangles_have_one_shape(feeds: list[Feed], width: int) -> None:
+    """Under `strict` a slot is always the same row, and the pass reads as many cells as a slot has."""
+    rectangles = plan_fixed(feeds, CAPACITY, SLOTS, width)
+
+    check(feeds, rectangles)
+    assert {rectangle.tokens.shape for rectangle in rectangles} == {(SLOTS, width)}
+    assert {rectangle.context for rectangle in rectangles} == {CAPACITY}
+    assert all(rectangle.slots.tolist() == list(range(SLOTS)) for rectangle in rectangles)
+
+
+def test_a_prompt_chunk_is_not_padded_against_single_tokens() -> None:
+    """Seven single rows beside a chunk of 32 would cost 256 tokens as one rectangle."""
+    feeds = [Feed(0, 0, range(32), 0), *(Feed(slot, 30, [1], 1) for slot in range(1, 6))]
+
+    assert [rectangle.tokens.shape for rectangle in plan(feeds, CAPACITY, 8)] == [(1, 32), (5, 1)]
+
+
+def test_slightly_ragged_rows_stay_together() -> None:
+    """A second pass would read all weights again."""
+    feeds = [Feed(0, 0, [1, 2, 3], 1), Feed(1, 0, [1], 1), Feed(2, 0, [1, 2], 1)]
+
+    assert [rectangle.tokens.shape for rectangle in plan(feeds, CAPACITY, 8)] == [(3, 3)]
+
+
+@given(st.lists(st.integers(0, 8)))
+def test_the_lowest_free_slot_goes_first(steps: list[int]) -> None:
+    """Busy slots stay low and next to each other, and no slot is ever given twice."""
+    table, held = SlotTable(4), set()
+    for step in steps:
+        if step in held:
+            table.release(step)
+            held.remove(step)
+        elif step < 4:
+            with pytest.raises(ValueError, match="not held"):
+                table.release(step)
+        else:
+            expected = min(set(range(4)) - held, default=None)
+            assert table.acquire() == expected
+            held |= {expected} - {None}
+        table.check()
+
+    assert table.num_free == 4 - len(held)
+    assert repr(table) == f"SlotTable(held={len(held)} free={4 - len(held)})"
