@@ -26,7 +26,7 @@ from specwire.law.tasks import Answer, Failure, ProposeTask, Reason, Refusal, Se
 from specwire.law.values import EMPTY_BLOCK, Block, Opening, Source, Verdict
 
 MAX_TROUBLES = 8
-"""Refusals and failures of the target in a row, within one round, before the request fails."""
+"""Refusals and failures of the target within one round, before the request fails."""
 WARM_TOKENS = 64
 """A draft further behind than this is brought up to date beside plain decoding, so that nobody waits for its prompt."""
 
@@ -155,8 +155,12 @@ class Ledger:
         self.envelope = NO_ENVELOPE
         self.wanted = 0
         """Tokens asked of the draft this round."""
+        self.asked_again = False
+        """Whether the draft was replayed in this round. It is asked twice at most."""
         self.troubles = 0
         """Refusals and failures of the target in this round."""
+        self.failures = 0
+        """Failures of the target in this round. One is replayed, the second fails the request."""
         self.cuts = 0
         """How often text was cut; for people."""
 
@@ -190,7 +194,8 @@ class Ledger:
         """Starts a round: ask the draft for `num_tokens`, or judge `guess` (n-gram), or neither (plain)."""
         assert self.phase is Phase.READY, repr(self)
         self.envelope = envelope
-        self.troubles = 0
+        self.asked_again = False
+        self.troubles = self.failures = 0
         self.block = EMPTY_BLOCK
         self.wanted = 0
         if source is Source.DRAFT_MODEL and num_tokens > 0 and self.draft_ready():
@@ -217,53 +222,65 @@ class Ledger:
             return [Stale(Role.DRAFT)]
         asked = self.draft.in_flight
         assert isinstance(asked, ProposeTask)
-        awaited = self.phase is Phase.DRAFTING and asked.num_tokens > 0
+        awaited = self.phase is Phase.DRAFTING
         result = answer.result
         if isinstance(result, Refusal):
-            self.draft.refused(result, self.prefix)
-            self._cut()
-            commands: list[Command] = [Replayed(Role.DRAFT, f"draft_{result.reason.value}")]
-            if result.reason not in (Reason.LENGTH, Reason.HASH):
-                commands = [Fallback(f"draft_{result.reason.value}")]
-            elif awaited and self.draft_ready() and self.troubles == 0:
-                self.troubles += 1
-                return [*commands, self._ask_draft(self.wanted)]
-            return [*commands, *(self._verify() if awaited else [])]
-        if not isinstance(result, Block) or len(result) > max(asked.num_tokens, 0):
-            self.draft.lost_cache()
-            self._cut()
-            return [Fallback("draft_failed"), *(self._verify() if awaited else [])]
+            return self._draft_refused(result, awaited)
+        if not isinstance(result, Block) or len(result) > asked.num_tokens:
+            return self._draft_failed(awaited)
         self.draft.answered(answer, self.prefix, result.tokens)
         if not awaited:
             self.draft.settle(self.prefix)
             return self.warm()
-        self.troubles = 0
+        if asked.num_tokens == 0:  # a chunk of the text that had to come before the block
+            return [self._ask_draft(self.wanted)] if self.draft.match > asked.keep else self._draft_failed(awaited)
         self.block = self._sound(result)
         return self._verify()
 
     def draft_late(self) -> list[Command]:
         """The draft did not answer in time. What it still says about this round is dropped."""
-        if self.phase is not Phase.DRAFTING:
-            return []
-        self.draft.abandoned()
-        self._cut()
-        return [Fallback("draft_timeout"), *self._verify()]
+        return self._without_block("draft_timeout")
 
     def draft_down(self) -> list[Command]:
         """The draft's stream broke."""
         self.draft.stream_lost()
-        if self.phase is not Phase.DRAFTING:
-            return []
-        self.draft.abandoned()
-        self._cut()
-        return [Fallback("draft_lost"), *self._verify()]
+        return self._without_block("draft_lost")
 
     def draft_up(self, same_worker: bool) -> list[Command]:
         """The draft's stream is back, or another draft took its place. Old proposals are not asked for again."""
         self.draft.abandoned()
         self.draft.stream_back(same_worker)
         self._cut()
-        return []
+        return self._without_block("draft_lost")
+
+    def _without_block(self, cause: str) -> list[Command]:
+        """A round that waits for its block goes on without it."""
+        if self.phase is not Phase.DRAFTING:
+            return []
+        self.draft.abandoned()
+        self._cut()
+        return [Fallback(cause), *self._verify()]
+
+    def _draft_refused(self, refusal: Refusal, awaited: bool) -> list[Command]:
+        """It forgot the text: it is told again, within the round where that is quick. Or it cannot: the round goes on."""
+        cause = f"draft_{refusal.reason.value}"
+        self.draft.refused(refusal, self.prefix)
+        self._cut()
+        if refusal.reason not in (Reason.LENGTH, Reason.HASH):
+            return [Fallback(cause), *(self._verify() if awaited else [])]
+        replayed = Replayed(Role.DRAFT, cause)
+        if not awaited:
+            return [replayed]
+        if self.asked_again or not self.draft_ready():
+            return [replayed, Fallback(cause), *self._verify()]
+        self.asked_again = True
+        return [replayed, self._ask_draft(self.wanted)]
+
+    def _draft_failed(self, awaited: bool) -> list[Command]:
+        """It failed, or said what cannot be: it begins anew next time."""
+        self.draft.lost_cache()
+        self._cut()
+        return [Fallback("draft_failed"), *(self._verify() if awaited else [])]
 
     # ---------------------------------------------------------------- the target
 
@@ -280,6 +297,8 @@ class Ledger:
             return self._target_failed(result)
         if asked.prefill_only:
             self.target.answered(answer, self.prefix, ())
+            if self.target.match <= asked.keep:
+                return self._target_failed(Failure("a chunk of text was done and nothing came of it"))
             return self._verify()
         sound = (
             isinstance(result, Verdict)
@@ -299,7 +318,6 @@ class Ledger:
             self._cut()
         judged, self.block = self.block, EMPTY_BLOCK
         self.phase = Phase.READY
-        self.troubles = 0
         return [Commit(tokens, judged, result.accepted)]
 
     def target_down(self) -> list[Command]:
@@ -311,11 +329,12 @@ class Ledger:
         """The target's stream is back, or another life of it. The standing block goes out again, as it was."""
         if self.phase is Phase.OVER:
             return []
+        told = self.target.match > 0 or self.target.in_flight is not None
         task = self.target.stream_back(same_worker)
         if task is not None:
             return [Send(Role.TARGET, task, again=True)]
         commands: list[Command] = []
-        if not same_worker:
+        if told and not same_worker:
             self._cut()
             commands.append(Replayed(Role.TARGET, "target_lost"))
         if self.phase is Phase.VERIFYING:
@@ -346,9 +365,10 @@ class Ledger:
         self.target.lost_cache()
         self._cut()
         self.troubles += 1
+        self.failures += 1
         if failure.bad_law:
             return [Fail(BadLaw(failure.detail))]
-        if self.troubles > 1:
+        if self.failures > 1:
             return [Fail(OurFault(f"target failed twice: {failure.detail}"))]
         return [Replayed(Role.TARGET, "target_failed"), *self._verify()]
 
@@ -359,9 +379,11 @@ class Ledger:
         self.cuts += 1
 
     def _sound(self, block: Block) -> Block:
-        """The block up to the first id the target does not have. A draft's padding rows must not reach the target."""
+        """The block up to the first id the target does not have. A draft's padding rows must not reach the target. Where there are
+        laws they decide, and not the tokens drawn from them, since a cut that depends on its own token biases `rejection`."""
         for index, token in enumerate(block.tokens):
-            if token >= self.limits.vocab_size:
+            ids = block.laws[index].ids if block.laws else (token,)
+            if max(ids) >= self.limits.vocab_size or token >= self.limits.vocab_size:
                 return block.cut(index)
         return block
 
