@@ -1,0 +1,396 @@
+"""Whatever workers and wire do, the text is that of plain decoding, and once they behave every answer is finished.
+
+The machine below plays the world against ledgers: frames are lost, repeated, delayed and put out of order; workers restart,
+evict, have no room, fail, answer late; drafts lie. `tests.support.joined` holds the joined ends and the laws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from coordinator.ledger import MAX_TROUBLES, WARM_TOKENS, Limits, Phase, Role
+from specwire.law.errors import OurFault
+from specwire.law.tasks import Failure, ProposeTask
+from specwire.law.values import Block, Source
+from tests.support.joined import LEASE_S, VOCAB, Generation, World, plain
+
+QUICK = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+DEEP = settings(QUICK, max_examples=3000, stateful_step_count=120, derandomize=False)
+
+AMPLE = Limits(target_max_append=512, draft_max_append=512, draft_max_context=10_000, vocab_size=VOCAB)
+
+roles = st.sampled_from(Role)
+pick = st.integers(0, 10_000)
+often = st.sampled_from([False, False, False, True])
+
+
+class LedgersAgainstTheWorld(RuleBasedStateMachine):
+    """Two or three generations share a draft and a target. `pick` chooses among what there is."""
+
+    world: World
+
+    @initialize(
+        limits=st.builds(
+            Limits,
+            target_max_append=st.sampled_from([1, 7, 512]),
+            draft_max_append=st.sampled_from([1, 7, 512]),
+            draft_max_context=st.sampled_from([12, 10_000]),
+            vocab_size=st.just(VOCAB),
+        ),
+        slots=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        prompts=st.lists(st.sampled_from([1, 2, 5, WARM_TOKENS, WARM_TOKENS + 1, 100]), min_size=1, max_size=3),
+        drafts=st.booleans(),
+        agreement=st.sampled_from([0, 50, 90, 100]),
+        seed=st.integers(0, 5),
+    )
+    def start(
+        self,
+        limits: Limits,
+        slots: tuple[int, int],
+        prompts: list[int],
+        drafts: bool,
+        agreement: int,
+        seed: int,
+    ) -> None:
+        """Requests are admitted and streams stand."""
+        self.world = World(limits, *slots)
+        self.agreement = agreement
+        self.target_troubles: dict[int, int] = {}
+        for role in Role:
+            self.world.connect(role)
+        for number, length in enumerate(prompts):
+            self.world.open([(3 * n + number) % VOCAB for n in range(length)], seed, max_tokens=12, with_draft=drafts)
+
+    # -------------------------------------------------------------- helpers
+
+    def ready(self) -> list[Generation]:
+        """Those that wait for their next round."""
+        return [each for each in self.world.running() if each.ledger.phase is Phase.READY]
+
+    def up(self, role: Role) -> bool:
+        """Whether a stream stands."""
+        return self.world.links[role].up
+
+    # -------------------------------------------------------------- rounds
+
+    @precondition(lambda self: self.ready())
+    @rule(
+        which=pick,
+        source=st.sampled_from(Source),
+        num_tokens=st.integers(0, 5),
+        right=st.integers(0, 5),
+        wrong=st.lists(st.integers(0, VOCAB + 1), max_size=2),
+    )
+    def begin(self, which: int, source: Source, num_tokens: int, right: int, wrong: list[int]) -> None:
+        """The next round, or the end. An n-gram guess is right for a while, and then it may be anything."""
+        ready = self.ready()
+        each = ready[which % len(ready)]
+        if len(each.output) >= each.max_tokens:
+            self.world.finish(each)
+            return
+        ledger = each.ledger
+        ahead = plain(ledger.opening, ledger.prefix.tokens, right) if source is Source.NGRAM else []
+        self.target_troubles[ledger.session.counter] = 0
+        self.world.begin(each, source, num_tokens, [*ahead, *wrong])
+
+    @precondition(lambda self: self.ready())
+    @rule(which=pick, num_tokens=st.integers(0, 5))
+    def round_in_good_weather(self, which: int, num_tokens: int) -> None:
+        """Everything goes well for a while."""
+        ready = self.ready()
+        self.world.begin(ready[which % len(ready)], Source.DRAFT_MODEL, num_tokens)
+        for _ in range(6):
+            self.world.fair(self.agreement)
+
+    @rule(which=pick)
+    def draft_is_late(self, which: int) -> None:
+        """At any time."""
+        for each in self.world.running()[which % 3 :][:1]:
+            self.world.late(each)
+
+    @rule(which=pick)
+    def retry(self, which: int) -> None:
+        """A while after the target had no room."""
+        waiting = [each for each in self.world.running() if each.later]
+        if waiting:
+            self.world.retry(waiting[which % len(waiting)])
+
+    @precondition(lambda self: len(self.world.running()) > 1)
+    @rule(which=pick, really=often)
+    def cancel(self, which: int, really: bool) -> None:
+        """The client goes away."""
+        running = self.world.running()
+        if really:
+            self.world.finish(running[which % len(running)])
+
+    # -------------------------------------------------------------- the wire
+
+    @rule(role=roles, which=pick, again=often)
+    def task_arrives(self, role: Role, which: int, again: bool) -> None:
+        """In whatever order, or twice."""
+        tasks = self.world.links[role].tasks
+        if tasks:
+            self.world.deliver_task(role, which % len(tasks), again)
+
+    @rule(role=roles, which=pick, again=often)
+    def answer_arrives(self, role: Role, which: int, again: bool) -> None:
+        """In whatever order, or twice; also one of a stream that is lost."""
+        answers = self.world.links[role].answers
+        if answers:
+            self.world.deliver_answer(role, which % len(answers), again)
+
+    @rule(role=roles)
+    def closes_arrive(self, role: Role) -> None:
+        """What is over is told."""
+        self.world.deliver_closes(role)
+
+    @rule(role=roles, lose_answers=st.booleans(), really=often)
+    def stream_breaks(self, role: Role, lose_answers: bool, really: bool) -> None:
+        """With everything on it, but for answers that turn up later."""
+        if self.up(role) and really:
+            self.world.disconnect(role, lose_answers)
+
+    @precondition(lambda self: not all(self.up(role) for role in Role))
+    @rule(role=roles)
+    def stream_comes_back(self, role: Role) -> None:
+        """To whatever life of the worker."""
+        if not self.up(role):
+            self.world.connect(role)
+
+    # -------------------------------------------------------------- the workers
+
+    @rule(role=roles, which=pick)
+    def work_begins(self, role: Role, which: int) -> None:
+        """And is not done yet."""
+        worker = self.world.links[role].worker
+        jobs = worker.jobs()
+        if jobs:
+            worker.begin(jobs[which % len(jobs)])
+
+    @rule(role=roles, which=pick)
+    def work_is_done(self, role: Role, which: int) -> None:
+        """As it should be."""
+        link = self.world.links[role]
+        jobs = link.worker.jobs()
+        if jobs:
+            self.world.say(link, link.worker.honest(jobs[which % len(jobs)], self.agreement))
+
+    @rule(
+        which=pick,
+        tokens=st.lists(st.integers(0, VOCAB + 2), max_size=7),
+        cached=st.integers(0, 7),
+        lie=st.none() | st.integers(0, 130),
+    )
+    def draft_talks_nonsense(self, which: int, tokens: list[int], cached: int, lie: int | None) -> None:
+        """Any tokens, too few or too many, in its cache or not, and a cache of any length."""
+        link = self.world.links[Role.DRAFT]
+        jobs = link.worker.jobs()
+        if jobs:
+            block = Block(tuple(tokens), (), Source.DRAFT_MODEL)
+            self.world.say(link, link.worker.finish(jobs[which % len(jobs)], block, tokens[:cached], lie))
+
+    @rule(role=roles, which=pick, really=often)
+    def model_fails(self, role: Role, which: int, really: bool) -> None:
+        """The session is gone with it. A target that fails twice in one round fails the request."""
+        link = self.world.links[role]
+        jobs = link.worker.jobs()
+        if jobs and really:
+            job = jobs[which % len(jobs)]
+            if role is Role.TARGET:
+                self.target_troubles[job.task.session.counter] = (
+                    self.target_troubles.get(job.task.session.counter, 0) + 1
+                )
+            self.world.say(link, link.worker.fail(job, Failure("it broke")))
+
+    @rule(role=roles, which=pick, really=often)
+    def session_is_evicted(self, role: Role, which: int, really: bool) -> None:
+        """The worker needs the room."""
+        link = self.world.links[role]
+        sessions = link.worker.table.ids()
+        if sessions and really:
+            self.world.say(link, link.worker.evict(sessions[which % len(sessions)]))
+
+    @rule(role=roles, really=often)
+    def worker_restarts(self, role: Role, really: bool) -> None:
+        """And knows nothing."""
+        if really:
+            self.world.restart(role)
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S]))
+    def time_passes(self, seconds: float) -> None:
+        """Leases of lost streams run out."""
+        self.world.advance(seconds)
+
+    # -------------------------------------------------------------- laws
+
+    @invariant()
+    def laws(self) -> None:
+        """See `World.check`."""
+        if hasattr(self, "world"):
+            self.world.check()
+
+    @invariant()
+    def requests_fail_for_a_reason(self) -> None:
+        """Nothing but a target that failed twice in one round, or refused all the time, ends a request."""
+        if not hasattr(self, "world"):
+            return
+        for each in self.world.generations.values():
+            if each.error is not None:
+                assert isinstance(each.error, OurFault)
+                refused = f"refused {MAX_TROUBLES + 1} times" in str(each.error)
+                assert refused or self.target_troubles.get(each.ledger.session.counter, 0) > 1, each.error
+
+    def teardown(self) -> None:
+        """The troubles are over: every answer is finished, and nothing is left of it anywhere."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for role in Role:
+            if not self.up(role):
+                world.connect(role)
+        for _ in world.limited("the good weather", 5000):
+            for each in self.ready():
+                if len(each.output) < each.max_tokens:
+                    world.begin(each, Source.DRAFT_MODEL, 3)
+                else:
+                    world.finish(each)
+            moved = world.fair(self.agreement)
+            world.check()
+            if not moved and not world.running():
+                break
+            assert moved or self.ready(), f"stuck: {world.running()}"
+        world.advance(2 * LEASE_S)
+        for link in world.links.values():
+            assert (0, 0) == (len(link.worker.table), link.worker.table.sizes()["waiting"]), "sessions are freed"
+
+
+@pytest.mark.slow
+class TestLedgersAgainstTheWorldDeeply(LedgersAgainstTheWorld.TestCase):
+    """The same for much longer, with fresh luck."""
+
+    settings = DEEP
+
+
+class TestLedgersAgainstTheWorld(LedgersAgainstTheWorld.TestCase):
+    """Short, and the same every time."""
+
+    settings = QUICK
+
+
+# ------------------------------------------------------------------ good weather
+
+
+def lone(prompt: int, max_tokens: int = 10_000, limits: Limits = AMPLE, **fields: Any) -> tuple[World, Generation]:
+    """A world with one generation, both streams up."""
+    world = World(limits)
+    for role in (Role.DRAFT, Role.TARGET):
+        world.connect(role)
+    return world, world.open([n % VOCAB for n in range(prompt)], max_tokens=max_tokens, **fields)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("prompt", [1, 2, 30, WARM_TOKENS])
+def test_a_perfect_draft_gives_k_and_one_tokens_every_round(k: int, prompt: int) -> None:
+    """From the first round on, at every k: nothing is missing in its cache after full acceptance."""
+    world, each = lone(prompt)
+    for _ in range(20):
+        world.round(each, Source.DRAFT_MODEL, k)
+        world.check()
+
+    assert [(k, k, Source.DRAFT_MODEL)] * 20 == each.rounds
+    assert 0 == world.counts["Replayed"] + world.counts["Fallback"] + world.counts["Stale"]
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+def test_a_perfect_draft_with_a_long_prompt_begins_in_the_second_round(k: int) -> None:
+    """It reads the prompt beside the target's first round, so nobody waits for it."""
+    world, each = lone(prompt=500, limits=Limits(100, 100, 10_000, VOCAB))
+    for _ in range(5):
+        world.round(each, Source.DRAFT_MODEL, k)
+
+    assert [(0, 0, Source.NONE), *[(k, k, Source.DRAFT_MODEL)] * 4] == each.rounds
+
+
+@pytest.mark.parametrize("pause", [1, 10, 50, 200])
+def test_after_a_pause_the_draft_is_as_good_as_before(pause: int) -> None:
+    """Fifty tokens without it, then full acceptance in the first round it is asked again; after a long pause in the second,
+    since it reads what it missed first."""
+    world, each = lone(prompt=5)
+    for k in (3, *[0] * pause, 3, 3):
+        world.round(each, Source.DRAFT_MODEL, k)
+    resumed = each.rounds[-2:]
+
+    full = (3, 3, Source.DRAFT_MODEL)
+    assert [full if pause < WARM_TOKENS else (0, 0, Source.NONE), full] == resumed or [full, full] == resumed
+    assert 0 == world.counts["Replayed"]
+
+
+@pytest.mark.parametrize("agreement", [0, 50, 80])
+def test_a_poor_draft_costs_acceptance_and_nothing_else(agreement: int) -> None:
+    """Refusals cut both caches; no replay is ever needed for them."""
+    world, each = lone(prompt=3)
+    for _ in range(60):
+        world.round(each, Source.DRAFT_MODEL, 4, agreement)
+        world.check()
+    accepted = sum(accepted for _, accepted, _ in each.rounds)
+
+    assert agreement == 0 or accepted > 0
+    assert 0 == world.counts["Replayed"] + world.counts["Fallback"] + world.counts["Stale"]
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_draft_is_in_use_before_and_after_a_restart(role: Role) -> None:
+    """Whichever worker dies, acceptance is full again in the round after."""
+    world, each = lone(prompt=10)
+    for _ in range(3):
+        world.round(each, Source.DRAFT_MODEL, 4)
+    world.restart(role)
+    world.round(each, Source.DRAFT_MODEL if role is Role.TARGET else Source.NONE, 4)
+    world.connect(role)
+    for _ in range(5):
+        if each.ledger.phase is Phase.READY:
+            world.round(each, Source.DRAFT_MODEL, 4)
+        world.fair()
+
+    assert [(4, 4)] * 3 == [(drafted, accepted) for drafted, accepted, _ in each.rounds[:3]]
+    assert [(4, 4)] * 2 == [(drafted, accepted) for drafted, accepted, _ in each.rounds[-2:]]
+    world.check()
+
+
+@pytest.mark.parametrize("append", [1, 3, 20])
+def test_a_draft_that_takes_small_bites_still_proposes(append: int) -> None:
+    """A text longer than one of its tasks may append is told in chunks, and the round still gets its block."""
+    world, each = lone(prompt=10, limits=Limits(512, append, 10_000, VOCAB))
+    for _ in range(4):
+        world.round(each, Source.DRAFT_MODEL, 3)
+
+    assert [(3, 3, Source.DRAFT_MODEL)] * 4 == each.rounds
+
+
+def test_proposals_are_cached_as_the_draft_says() -> None:
+    """A draft that ran ahead holds its last token too, and then only the bonus is sent."""
+    world, each = lone(prompt=4)
+    world.begin(each, Source.DRAFT_MODEL, 2)
+    world.deliver_task(Role.DRAFT)
+    link = world.links[Role.DRAFT]
+    (job,) = link.worker.jobs()
+    block = Block(tuple(plain(each.ledger.opening, each.ledger.prefix.tokens, 2)), (), Source.DRAFT_MODEL)
+    world.say(link, link.worker.finish(job, block, block.tokens))
+    world.fair()
+    world.begin(each, Source.DRAFT_MODEL, 2)
+    task = link.tasks[0]
+
+    assert isinstance(task, ProposeTask)
+    assert (6, 1) == (task.keep, len(task.append))
