@@ -32,7 +32,7 @@ class Admission:
             self.running.add(request)
             return True
         if len(self.waiting) >= self.max_waiting:
-            hint = self._mean_s * (len(self.waiting) + 1) / self.max_running
+            hint = self._mean_s * (len(self.waiting) + 1) / max(1, self.max_running)
             raise NoRoom(
                 f"{len(self.running)} requests running (limit {self.max_running}) and {len(self.waiting)} waiting "
                 f"(limit {self.max_waiting})",

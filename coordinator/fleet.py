@@ -71,7 +71,10 @@ class Fleet:
             raise InvalidArgument("name", name, f"unused by another role; it belongs to a {former.info.role}")
         if former is not None and former.address == address and former.info.incarnation == info.incarnation:
             former.last_heartbeat = now
-            return former, former.standing is Standing.REFUSED
+            fresh = former.standing is Standing.REFUSED  # what it was refused for may be mended: it is weighed again
+            if fresh:
+                former.standing, former.reason = Standing.CONNECTING, ""
+            return former, fresh
         worker = Worker(name, info, address, now)
         if former is not None:
             worker.sessions = former.sessions
@@ -88,10 +91,11 @@ class Fleet:
         return True
 
     def connected(self, worker: Worker) -> None:
-        """Its stream stands."""
-        worker.standing = Standing.READY
-        worker.reason = ""
+        """Its stream stands. A refused worker stays refused: only a new registration lifts that."""
         worker.connects += 1
+        if worker.standing is not Standing.REFUSED:
+            worker.standing = Standing.READY
+            worker.reason = ""
 
     def disconnected(self, worker: Worker, reason: str) -> None:
         """Its stream broke."""
