@@ -1,0 +1,165 @@
+"""Workers and coordinator that die in the middle of an answer and come back. Here they live in this process, see
+test_signals.py for real processes. Every answer is compared with what the target says alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.load import PROMPT, load
+from tests.support.relay import Out, Relay
+from tests.support.service import Service, expected_ids, like, on_the_loop, service
+from tests.wired.conftest import DRAFTS, TARGET
+
+SLOW = like(TARGET, step_ms=2.0)
+"""The same target, slow enough that requests are surely under way when something happens to them."""
+
+
+def state_of(stats: Any, name: str) -> str:
+    """A worker's state."""
+    return next(worker.state for worker in stats.workers if worker.name == name)
+
+
+@on_the_loop
+async def test_a_draft_dies_and_comes_back() -> None:
+    """Rounds go on without it, its new life is used again: draft tokens are accepted before and after."""
+    async with service(SLOW, DRAFTS["middling"]) as stack, load(stack.client, TARGET) as running:
+        await running.until_accepted()
+        await stack.kill("draft-0")
+        await stack.until(lambda stats: state_of(stats, "draft-0") == "lost")
+        await running.until_over(4)
+        await stack.restart("draft-0")
+        await stack.ready()
+        await running.until_accepted()
+        running.enough()
+        await running.until_over(4)
+        await stack.quiet()
+
+
+@on_the_loop
+async def test_a_target_dies_and_comes_back() -> None:
+    """Requests under way wait, are replayed to its new life and say the same; nothing fails."""
+    async with service(SLOW, DRAFTS["middling"]) as stack, load(stack.client, TARGET) as running:
+        await running.until_accepted()
+        await stack.kill("target-0")
+        await stack.until(lambda stats: state_of(stats, "target-0") == "lost")
+        await stack.restart("target-0")
+        stats = await running.until_accepted()
+        await running.until_over(4)
+
+        assert stats.replays["target_lost"] == 4
+        assert (stats.failed, stats.cancelled) == (0, 0)
+
+
+@on_the_loop
+async def test_both_die_again_and_again() -> None:
+    """Four times over, in both orders, with the controller's own block lengths and both sources of guesses."""
+    async with (
+        service(SLOW, DRAFTS["middling"]) as stack,
+        load(stack.client, TARGET, k="auto", method="auto") as running,
+    ):
+        for first, second in (("draft-0", "target-0"), ("target-0", "draft-0")) * 2:
+            await running.until_over(2)
+            await stack.kill(first)
+            await stack.kill(second)
+            await stack.restart(first)
+            await stack.restart(second)
+            await stack.ready()
+        await running.until_over(4)
+        stats = await stack.stats()
+
+        assert (stats.failed, stats.cancelled) == (0, 0)
+
+
+@on_the_loop
+async def test_a_request_that_comes_while_the_target_is_away_is_told_so() -> None:
+    """A request under way waits; a new one is refused at once, which leaves the choice to its client."""
+    async with service(SLOW, DRAFTS["middling"]) as stack:
+        running = asyncio.create_task(stack.ask(PROMPT, max_tokens=100, seed=1))
+        await stack.until(lambda stats: stats.generated_tokens > 5)
+        await stack.kill("target-0")
+        await stack.until(lambda stats: not stats.ready)
+        with pytest.raises(Exception, match="no target is ready"):
+            await stack.ask(PROMPT, max_tokens=5)
+        await stack.restart("target-0")
+
+        assert expected_ids(TARGET, PROMPT, 100, seed=1) == (await running).ids
+
+
+@on_the_loop
+async def test_report_46_a_block_that_was_judged_before_the_target_died_is_not_applied_twice() -> None:
+    """The target dies after it has cached a block and before its verdict arrives. Its successor judges the same block again."""
+    relay = Relay("target")
+    stack: Service
+    killed = asyncio.Event()
+    seen = 0
+
+    def lose_the_fourth(frame: Any) -> Out:
+        nonlocal seen
+        seen += 1
+        if seen == 4:
+            killed.set()
+        return [] if seen >= 4 else [(0.0, frame.SerializeToString())]
+
+    relay.to_coordinator = lose_the_fourth
+    async with service(SLOW, DRAFTS["middling"], relays={"target-0": relay}) as stack:
+        running = asyncio.create_task(stack.ask(PROMPT, max_tokens=60, seed=1, num_speculative_tokens=4))
+        await killed.wait()
+        await stack.kill("target-0")
+        relay.to_coordinator = None
+        await stack.restart("target-0")
+        answer = await running
+
+        assert expected_ids(TARGET, PROMPT, 60, seed=1) == answer.ids
+        assert answer.speculation.accepted + answer.speculation.rounds == 60
+
+
+@pytest.mark.parametrize("k", [0, 4])
+@on_the_loop
+async def test_a_coordinator_that_restarts_is_asked_again_by_the_client(k: int) -> None:
+    """The client repeats its request with the seed it chose and skips what it has, compared by id: no gap and no repeat."""
+    async with service(like(TARGET, step_ms=4.0), DRAFTS["middling"]) as stack:
+        asking = asyncio.create_task(stack.ask(PROMPT, max_tokens=100, num_speculative_tokens=k, method="draft_model"))
+        await stack.until(lambda stats: stats.generated_tokens > 20)
+        await stack.stop_coordinator()
+        await stack.start_coordinator()
+        answer = await asking
+        await stack.quiet()
+
+        assert answer.final is not None
+        assert answer.final.retries > 0
+        assert expected_ids(TARGET, PROMPT, 100, seed=answer.final.seed) == answer.ids
+
+
+@on_the_loop
+async def test_workers_find_a_restarted_coordinator_by_themselves() -> None:
+    """They are told that they are unknown, register again and serve; the sessions of its former life go with the lease."""
+    async with service(TARGET, DRAFTS["good"], lease_s=0.2) as stack:
+        running = asyncio.create_task(stack.ask(PROMPT, max_tokens=400, seed=3))
+        await stack.until(lambda stats: stats.generated_tokens > 20)
+        await stack.stop_coordinator()
+        running.cancel()
+        await stack.start_coordinator()
+        await stack.ready()
+        answer = await stack.ask(PROMPT, max_tokens=20, seed=4, num_speculative_tokens=3, method="draft_model")
+        await stack.quiet()
+
+        assert expected_ids(TARGET, PROMPT, 20, seed=4) == answer.ids
+        assert answer.speculation.accepted_by_model > 0
+
+
+@on_the_loop
+async def test_a_second_draft_takes_over() -> None:
+    """Sessions bound to a draft that dies go on with another one."""
+    async with service(SLOW, DRAFTS["good"], DRAFTS["good"]) as stack, load(stack.client, TARGET) as running:
+        await running.until_accepted()
+        await stack.kill("draft-0")
+        await stack.until(lambda stats: state_of(stats, "draft-0") == "lost")
+        await running.until_accepted(40)
+        running.enough()
+        await running.until_over(4)
+        stats = await stack.stats()
+
+        assert state_of(stats, "draft-1") == "ready"
