@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specwire.law.values import MAX_U32
 from specwire.v1 import inference_pb2 as pb
 from specwire.wire.stopwatch import Passage, now_ns
 
 MAX_ROUNDS_KEPT = 4096
+NO_PASSAGE = Passage(0, 0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class RoundNotes:
     drafted: int = 0
     draft: Passage | None = None
     target: Passage | None = None
+    """Of all its tasks: a long text takes several."""
     coordinator_us: int = 0
     draft_wait_us: int = 0
     """Spent on a draft that gave nothing."""
@@ -77,7 +80,7 @@ class RequestClock:
 
     def target_passage(self, way: Passage) -> None:
         """A verdict, or a prompt chunk's answer, came by this way."""
-        self.round.target = way
+        self.round.target = way if self.round.target is None else self.round.target + way
         self.wait_us += way.wait_us
         self.target_transfer_us += way.transfer_us
         self.target_queue_us += way.queue_us
@@ -92,8 +95,7 @@ class RequestClock:
         """A verdict was applied."""
         if not self.keep_rounds or len(self.rounds) >= MAX_ROUNDS_KEPT:
             return
-        notes, draft, target = self.round, self.round.draft, self.round.target
-        waits = sum(way.wait_us for way in (draft, target) if way is not None)
+        notes, draft, target = self.round, self.round.draft or NO_PASSAGE, self.round.target or NO_PASSAGE
         self.rounds.append(
             pb.Round(
                 index=index,
@@ -101,16 +103,23 @@ class RequestClock:
                 accepted=accepted,
                 committed=committed,
                 source=notes.source,
-                total_us=(end_ns - notes.begun_ns) // 1000,
-                draft_compute_us=draft.compute_us if draft else 0,
-                draft_transfer_us=draft.transfer_us if draft else 0,
-                draft_other_us=(draft.queue_us + draft.overhead_us if draft else 0) + notes.draft_wait_us,
-                target_compute_us=target.compute_us if target else 0,
-                target_transfer_us=target.transfer_us if target else 0,
-                target_other_us=target.queue_us + target.overhead_us if target else 0,
-                coordinator_us=notes.coordinator_us + waits,
                 step_rows=rows,
                 step_sessions=sessions,
+                **{
+                    name: min(
+                        duration_us, MAX_U32
+                    )  # a round may have waited for a lost target longer than a field holds
+                    for name, duration_us in (
+                        ("total_us", (end_ns - notes.begun_ns) // 1000),
+                        ("draft_compute_us", draft.compute_us),
+                        ("draft_transfer_us", draft.transfer_us),
+                        ("draft_other_us", draft.queue_us + draft.overhead_us + notes.draft_wait_us),
+                        ("target_compute_us", target.compute_us),
+                        ("target_transfer_us", target.transfer_us),
+                        ("target_other_us", target.queue_us + target.overhead_us),
+                        ("coordinator_us", notes.coordinator_us + draft.wait_us + target.wait_us),
+                    )
+                },
             )
         )
 

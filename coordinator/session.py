@@ -12,7 +12,7 @@ from coordinator.clock import RequestClock
 from coordinator.ledger import Ledger
 from coordinator.observe import NO_CALL, Call
 from specwire.law.errors import SpecwireError
-from specwire.law.values import Law, SamplingSpec, Source
+from specwire.law.values import MAX_U32, Law, SamplingSpec, Source
 from specwire.v1 import inference_pb2 as pb
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ class Session:
         return f"Session({self.counter}, generated={self.generated}, outcome={self.outcome or 'open'}, {self.ledger!r})"
 
     def time_left_ms(self, now: float) -> int:
-        """Milliseconds to the deadline, at least 1; 0: none."""
-        return 0 if self.give_up_at is None else max(1, int((self.give_up_at - now) * 1000))
+        """Milliseconds to the deadline, at least 1 and at most what the wire holds (49 days); 0: none."""
+        return 0 if self.give_up_at is None else min(MAX_U32, max(1, int((self.give_up_at - now) * 1000)))
 
     def emit_tokens(self, ids: Sequence[int], text: str) -> None:
         """Puts tokens before the client."""

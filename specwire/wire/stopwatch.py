@@ -46,6 +46,16 @@ class Passage:
         """From ready to taken up."""
         return self.wait_us + self.transfer_us + self.queue_us + self.compute_us + self.overhead_us
 
+    def __add__(self, other: Passage) -> Passage:
+        """Two ways one after the other."""
+        return Passage(
+            self.wait_us + other.wait_us,
+            self.transfer_us + other.transfer_us,
+            self.queue_us + other.queue_us,
+            self.compute_us + other.compute_us,
+            self.overhead_us + other.overhead_us,
+        )
+
 
 def passage(
     ready_ns: int, written_ns: int, received_ns: int, taken_ns: int, answer: Answer, step: StepTiming | None

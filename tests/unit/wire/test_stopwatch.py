@@ -75,6 +75,12 @@ def test_no_part_is_negative(timing: TaskTiming, stamps: tuple[int, int, int, in
     assert min(parts.wait_us, parts.transfer_us, parts.queue_us, parts.compute_us, parts.overhead_us) >= 0
 
 
+def test_two_ways_add_up_part_by_part() -> None:
+    """A text told in chunks takes several."""
+
+    assert Passage(1, 20, 300, 4_000, 50_000) + Passage(1, 2, 3, 4, 5) == Passage(2, 22, 303, 4_004, 50_005)
+
+
 def test_stamps_are_taken_of_raw_bytes() -> None:
     """And on a clock that only goes forward."""
     first, second = stamp(b"a"), stamp(b"b")
