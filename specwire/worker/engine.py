@@ -12,6 +12,7 @@ is alive and of no use.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -67,6 +68,23 @@ class Engine:
         self._idle_calls: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    async def wait_ready(self) -> Stepper:
+        """Returns when the stepper is built; raises what building raised."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+
+        def wake(_: Future[Stepper]) -> None:
+            with contextlib.suppress(RuntimeError):  # nobody waits any more, and the loop is closed
+                self._loop.call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+
+        self.ready.add_done_callback(wake)
+        await waiter
+        return self.ready.result()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
 
     def put(self, command: Command) -> None:
         """Asks the engine to do something between two steps. Callable from any thread; never blocks."""

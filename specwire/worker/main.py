@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -47,18 +48,28 @@ async def serve(
 def main(role: Role, kind: type[C], arguments: Sequence[str] | None = None) -> int:
     """The body of `python -m draft_service` and `python -m target_service`."""
     program = f"{role.name}_service"
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("specwire").setLevel(logging.INFO)
+    prepare_logging()
     try:
         config = read_config(kind, f"python -m {program}", sys.argv[1:] if arguments is None else arguments)
         prepare_threads(config)
         asyncio.run(_until_signal(role, config))
+        status = 0
     except Exception as error:
         log.debug("start failed", exc_info=True)
         reason = str(error) if isinstance(error, SpecwireError) else f"{type(error).__name__}: {error}"
         print(f"specwire: {program} cannot start: {reason}", file=sys.stderr)
-        return 2
-    return 0
+        status = 2
+    if any(thread.name == "engine" for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # a step or a load that hangs must not keep the process
+    return status
+
+
+def prepare_logging() -> None:
+    """To stderr: ours from INFO on, others' warnings."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("specwire").setLevel(logging.INFO)
 
 
 def prepare_threads(config: WorkerConfig) -> None:

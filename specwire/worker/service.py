@@ -81,6 +81,7 @@ class WorkerServer:
         self._watchers: tuple[Observer, ...] = (self._metrics, *observers)
         self._spans: SpanSink | None = None
         self._profile: tuple[int, ...] = ()
+        self._metrics_server: Any = None
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -102,19 +103,23 @@ class WorkerServer:
         self._spans = setup_tracing(SERVICES[role.name], config.name)
         if self._spans is not None:
             self._watchers = (*self._watchers, WorkerTracing(role.name, config.name, self._spans))
-        observers = Observers(self._watchers)
-        self.engine = Engine(self._build, loop, observers, config.max_lease_s, config.idle_s, config.hang_s)
+        self._observers = Observers(self._watchers)
+        self.engine = Engine(self._build, loop, self._observers, config.max_lease_s, config.idle_s, config.hang_s)
         try:
-            stepper = await asyncio.wrap_future(self.engine.ready)
+            await self._open(host)
         except BaseException:
             await self._server.stop(0)
+            self.engine.stop(0)
             raise
+
+    async def _open(self, host: str) -> None:
+        config = self.config
+        stepper = await self.engine.wait_ready()
         self.info = self._describe(stepper)
         self._servicer.open(self.engine, self.info, stepper.spec.vocabulary)
-        self._metrics_server: Any = None
         if config.metrics_port is not None:
             self.metrics_port, self._metrics_server = self._metrics.serve(host, config.metrics_port)
-        await rpc.set_health(self._health, (role.service,), True)
+        await rpc.set_health(self._health, (self._role.service,), True)
         self._tasks.append(asyncio.create_task(self._watch_health(), name="health"))
         if config.coordinator is not None:
             self.registration = Registration(
