@@ -48,10 +48,12 @@ def up(
 ) -> None:
     """Start coordinator, target and draft, and wait until they serve. They outlive this shell; stop them with `down`."""
     from deploy import lifecycle, render
+    from deploy import topology as topologies
 
+    plan = topologies.load(topology)
     console = render.console(stderr=True)
     with console.status("starting") as status:
-        running, stats = lifecycle.up(topology, not no_ray, timeout, status.update)
+        running, stats = lifecycle.up(plan, str(topology or "default"), not no_ray, timeout, status.update)
     console.print(render.workers(stats.workers))
     console.print(f'Ready at {running.endpoint}. Ask it: specwire generate "Why is the sky blue?"')
 
@@ -177,7 +179,7 @@ def models_list() -> None:
     """Show the models in the cache."""
     from deploy import show
 
-    show.models()
+    show.list_models()
 
 
 @models_app.command("verify", epilog="Example:  specwire models verify demo")

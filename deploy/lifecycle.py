@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -21,16 +20,17 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def up(path: Path | None, use_ray: bool, timeout_s: float, say: Say) -> tuple[Running, pb.GetStatsResponse]:
-    """Starts what a topology says and waits until it serves. Raises TopologyError, StateError, StartError."""
+def up(plan: Topology, source: str, use_ray: bool, timeout_s: float, say: Say) -> tuple[Running, pb.GetStatsResponse]:
+    """Starts what a topology says and waits until it serves. `source`: where it came from, for people.
+
+    Raises TopologyError, StateError, StartError."""
     folder = state.folder()
     with folder.exclusively():
         _refuse_second(folder)
-        plan = _with_port(topology.load(path))
+        plan = _with_port(plan)
         say("looking at the models")
         found = configs.service_configs(plan, resolver())
         check(found)
-        source = str(path or "default")
         if use_ray:
             from deploy import cluster
 

@@ -119,6 +119,25 @@ def logs(role: str | None, *, follow: bool, lines: int) -> None:
         return
 
 
-def note(text: str) -> None:
-    """A remark on stderr."""
-    render.console(stderr=True).print(text)
+def fetch(name: str) -> None:
+    """Brings a model here, with bars, and says where it lies."""
+    from deploy import models
+
+    with models.bars() as report:
+        path = models.fetch(name, report)
+    print(path)
+
+
+def list_models() -> None:
+    """Prints what is in the cache."""
+    from deploy import models
+
+    for entry in models.listing():
+        print(f"{entry.name:<12} {entry.num_bytes / 1e6:>8.1f} MB  {entry.path}")
+
+
+def verify(name: str) -> None:
+    """Reads every byte of a model. Raises ModelError saying what is wrong."""
+    from deploy import models
+
+    print(f"{name}: good, {models.verify(name)}")
