@@ -105,10 +105,9 @@ class RequestClock:
                 source=notes.source,
                 step_rows=rows,
                 step_sessions=sessions,
+                # A round may have waited for a lost target for longer than a field holds.
                 **{
-                    name: min(
-                        duration_us, MAX_U32
-                    )  # a round may have waited for a lost target longer than a field holds
+                    name: min(duration_us, MAX_U32)
                     for name, duration_us in (
                         ("total_us", (end_ns - notes.begun_ns) // 1000),
                         ("draft_compute_us", draft.compute_us),

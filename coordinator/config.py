@@ -31,19 +31,21 @@ class SpeculationConfig(Frozen):
     """How long a round waits for its block. `auto`: four times what it should take, at least 50 ms. Under `rejection` no
     round gives up on a block that may come, since when a block is late could depend on what it holds."""
 
-    @pydantic.field_validator("num_speculative_tokens")
+    @pydantic.field_validator("num_speculative_tokens", mode="before")
     @classmethod
-    def _count(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 0 <= value <= 64:
-            raise ValueError("must be auto or in [0, 64]")
-        return value
+    def _count(cls, value: object) -> object:
+        return _auto_or_whole(value, 0, 64)
 
-    @pydantic.field_validator("draft_timeout_ms")
+    @pydantic.field_validator("draft_timeout_ms", mode="before")
     @classmethod
-    def _timeout(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 1 <= value <= 600_000:
-            raise ValueError("must be auto or in [1, 600000]")
-        return value
+    def _timeout(cls, value: object) -> object:
+        return _auto_or_whole(value, 1, 600_000)
+
+
+def _auto_or_whole(value: object, least: int, most: int) -> object:
+    if value != "auto" and not (type(value) is int and least <= value <= most):
+        raise ValueError(f"auto or a whole number in [{least}, {most}]")
+    return value
 
 
 class CoordinatorConfig(Frozen):
@@ -85,11 +87,13 @@ class CoordinatorConfig(Frozen):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @pydantic.model_validator(mode="after")
-    def _address(self) -> CoordinatorConfig:
-        try:
-            check_bind(self.bind, self.insecure)
-        except InvalidArgument as error:
-            raise ValueError(str(error)) from error
+    def _together(self) -> CoordinatorConfig:
+        """What only two settings together can say. Raises InvalidArgument."""
+        check_bind(self.bind, self.insecure)
+        count, most = self.speculation.num_speculative_tokens, self.speculation.max_num_speculative_tokens
+        if count != "auto" and count > most:
+            field = "speculation.num_speculative_tokens"
+            raise InvalidArgument(field, count, f"at most max_num_speculative_tokens ({most})")
         return self
 
 
@@ -97,7 +101,9 @@ def first_error(error: pydantic.ValidationError) -> InvalidArgument:
     """Pydantic's report as one of ours: the field's path, its value, the limit."""
     first = error.errors()[0]
     path = ".".join(str(part) for part in first["loc"]) or "config"
-    limit = "a known key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+    limit = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if first["type"] in ("extra_forbidden", "invalid_key"):
+        limit = "a known key"
     return InvalidArgument(path, first.get("input"), limit)
 
 
@@ -106,10 +112,10 @@ def load(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
     data: dict[str, Any] = {}
     if path is not None:
         try:
-            loaded = yaml.safe_load(Path(path).read_text())
+            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise InvalidArgument("--config", path, f"a readable file ({error.strerror})") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InvalidArgument("--config", path, f"YAML ({error})") from error
         if loaded is not None and not isinstance(loaded, dict):
             raise InvalidArgument("--config", path, "a mapping of settings")
