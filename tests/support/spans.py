@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from specwire import telemetry
 from specwire.spans import Kind, SpanRef, Value
 
 PATIENCE_S = 30.0
@@ -42,6 +43,28 @@ class Written:
     def us(self) -> float:
         """Duration."""
         return (self.end_ns - self.start_ns) / 1000
+
+
+def check_tree(spans: Sequence[Written], parent_of_root: int = 0) -> None:
+    """One request's spans: one trace, every parent there and of the right name, every span once, all names in the tables."""
+    by_id = {span.span_id: span for span in spans}
+
+    assert len(by_id) == len(spans)
+    assert len({span.trace_id for span in spans}) == 1
+    assert [span.parent_id for span in spans if span.name == telemetry.GENERATE] == [parent_of_root]
+    for span in spans:
+        row = telemetry.SPANS[span.name]
+        assert span.kind == row.kind
+        assert span.name == telemetry.GENERATE or by_id[span.parent_id].name == row.parent
+        assert span.end_ns >= span.start_ns
+        check_attributes(span)
+
+
+def check_attributes(span: Written) -> None:
+    """All of them are in the table, for this span, and never so many that some could be lost."""
+    assert len(span.attributes) < 128
+    for attribute in span.attributes:
+        assert span.name in telemetry.ATTRIBUTES[attribute].spans, attribute
 
 
 class ListSink:

@@ -8,13 +8,12 @@ from coordinator.clock import RequestClock
 from coordinator.observe import NO_CALL, Call, Observers
 from coordinator.session import RequestSpec, Session
 from coordinator.tracing import RequestTracing
-from specwire import telemetry as names
 from specwire.law.errors import InvalidArgument, NoRoom, OurFault
 from specwire.law.values import Law, SamplingSpec, Source
 from specwire.spans import unpack
 from specwire.v1 import inference_pb2 as pb
 from specwire.wire.stopwatch import Passage, now_ns
-from tests.support.spans import ListSink, Written
+from tests.support.spans import ListSink, Written, check_tree
 
 WAY = Passage(wait_us=10, transfer_us=200, queue_us=30, compute_us=400, overhead_us=50)
 SECRET = 424_242
@@ -89,20 +88,10 @@ class Play:
         return span
 
 
-def check_tree(spans: list[Written], parent_of_root: int = 0) -> None:
-    """One trace, every parent there, every span once, within the table."""
-    ids = {span.span_id for span in spans}
-    by_id = {span.span_id: span for span in spans}
-
-    assert len(ids) == len(spans)
-    assert len({span.trace_id for span in spans}) == 1
-    for span in spans:
-        row = names.SPANS[span.name]
-        assert span.kind == row.kind
-        assert span.parent_id == parent_of_root if span.name == "generate" else by_id[span.parent_id].name == row.parent
-        assert span.end_ns >= span.start_ns
-        for attribute in span.attributes:
-            assert span.name in names.ATTRIBUTES[attribute].spans, attribute
+def check(play: Play, parent_of_root: int = 0) -> None:
+    """A tree, without the prompt."""
+    check_tree(play.sink.spans, parent_of_root)
+    for span in play.sink.spans:
         assert not any(str(SECRET) in str(value) for value in span.attributes.values())
 
 
@@ -115,7 +104,7 @@ def test_a_request_of_two_rounds_is_one_tree() -> None:
     play.verdict(session, drafted=0, accepted=0)
     play.end(session, "finished")
 
-    check_tree(play.sink.spans)
+    check(play)
     assert [span.name for span in play.sink.spans] == [
         "draft.propose",
         "target.verify",
@@ -204,7 +193,7 @@ def test_the_number_of_spans_is_bounded(rounds: int, traced: int) -> None:
     assert len(play.sink.spans) == 1 + 3 * traced
     top = play.one("generate").attributes
     assert (top["specwire.rounds"], top["specwire.rounds_traced"]) == (rounds, traced)
-    check_tree(play.sink.spans)
+    check(play)
 
 
 @pytest.mark.parametrize("moment", ["waiting", "drafting", "verifying", "between"])
@@ -228,7 +217,7 @@ def test_every_span_ends_once_whatever_ends_the_request(moment: str, outcome: st
     play.end(session, outcome)
     play.tracing.ended(session)
 
-    check_tree(play.sink.spans)
+    check(play)
     assert [span.name for span in play.sink.spans] == expected
     top = play.one("generate")
     assert top.attributes["specwire.outcome"] == outcome
@@ -252,7 +241,7 @@ def test_a_fallback_ends_the_call_to_the_draft() -> None:
     play.tracing.drafted(session, WAY, 4)
     play.end(session, "finished")
 
-    check_tree(play.sink.spans)
+    check(play)
     assert play.one("draft.propose").error == "draft_timeout"
     assert play.one("round").attributes["specwire.fallback"] == "draft_timeout"
     assert play.one("round").error is None
@@ -265,7 +254,7 @@ def test_the_clients_trace_is_continued() -> None:
     play.round(session)
     play.end(session, "finished")
 
-    check_tree(play.sink.spans, 0xB7AD6B7169203331)
+    check(play, 0xB7AD6B7169203331)
     assert play.one("generate").trace_id == 0x0AF7651916CD43DD8448EB211C80319C
     parent = play.sink.asked[0][1]
     assert parent is not None
