@@ -433,4 +433,4 @@ class Ledger:
         self.target.check(self.prefix)
         self.draft.check(self.prefix)
         assert self.phase is not Phase.DRAFTING or self.draft.in_flight is not None, repr(self)
-        assert self.phase is Phase.VERIFYING or not self.block.tokens, repr(self)
+        assert self.phase in (Phase.VERIFYING, Phase.OVER) or not self.block.tokens, repr(self)

@@ -17,7 +17,8 @@ from coordinator.ledger import MAX_TROUBLES, WARM_TOKENS, Limits, Phase, Role
 from specwire.law.errors import OurFault
 from specwire.law.tasks import Failure, ProposeTask
 from specwire.law.values import Block, Source
-from tests.support.joined import LEASE_S, VOCAB, Generation, World, plain
+from specwire.worker.jobs import Job
+from tests.support.joined import LEASE_S, VOCAB, Generation, Link, World, plain
 
 QUICK = settings(
     max_examples=60,
@@ -68,6 +69,7 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
         self.world = World(limits, *slots)
         self.agreement = agreement
         self.target_troubles: dict[int, int] = {}
+        """By session: failures of the target in its present round."""
         for role in Role:
             self.world.connect(role)
         for number, length in enumerate(prompts):
@@ -78,6 +80,19 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
     def ready(self) -> list[Generation]:
         """Those that wait for their next round."""
         return [each for each in self.world.running() if each.ledger.phase is Phase.READY]
+
+    def tasks(self) -> list[tuple[Role, int]]:
+        """What is on its way to the workers."""
+        return [(role, n) for role, link in self.world.links.items() for n in range(len(link.tasks))]
+
+    def answers(self) -> list[tuple[Role, int]]:
+        """What is on its way back."""
+        return [(role, n) for role, link in self.world.links.items() for n in range(len(link.answers))]
+
+    def jobs(self, *only: Role) -> list[tuple[Link, Job]]:
+        """What the workers could do now."""
+        links = [link for role, link in self.world.links.items() if not only or role in only]
+        return [(link, job) for link in links for job in link.worker.jobs()]
 
     def up(self, role: Role) -> bool:
         """Whether a stream stands."""
@@ -114,20 +129,21 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
         for _ in range(6):
             self.world.fair(self.agreement)
 
+    @precondition(lambda self: any(each.ledger.phase is Phase.DRAFTING for each in self.world.running()))
     @rule(which=pick)
     def draft_is_late(self, which: int) -> None:
-        """At any time."""
-        for each in self.world.running()[which % 3 :][:1]:
-            self.world.late(each)
+        """At any time; also for a round that no longer waits."""
+        running = self.world.running()
+        self.world.late(running[which % len(running)])
 
+    @precondition(lambda self: any(each.later for each in self.world.running()))
     @rule(which=pick)
     def retry(self, which: int) -> None:
         """A while after the target had no room."""
         waiting = [each for each in self.world.running() if each.later]
-        if waiting:
-            self.world.retry(waiting[which % len(waiting)])
+        self.world.retry(waiting[which % len(waiting)])
 
-    @precondition(lambda self: len(self.world.running()) > 1)
+    @precondition(lambda self: self.world.running())
     @rule(which=pick, really=often)
     def cancel(self, which: int, really: bool) -> None:
         """The client goes away."""
@@ -137,20 +153,21 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
 
     # -------------------------------------------------------------- the wire
 
-    @rule(role=roles, which=pick, again=often)
-    def task_arrives(self, role: Role, which: int, again: bool) -> None:
+    @precondition(lambda self: self.tasks())
+    @rule(which=pick, again=often)
+    def task_arrives(self, which: int, again: bool) -> None:
         """In whatever order, or twice."""
-        tasks = self.world.links[role].tasks
-        if tasks:
-            self.world.deliver_task(role, which % len(tasks), again)
+        tasks = self.tasks()
+        self.world.deliver_task(*tasks[which % len(tasks)], again)
 
-    @rule(role=roles, which=pick, again=often)
-    def answer_arrives(self, role: Role, which: int, again: bool) -> None:
+    @precondition(lambda self: self.answers())
+    @rule(which=pick, again=often)
+    def answer_arrives(self, which: int, again: bool) -> None:
         """In whatever order, or twice; also one of a stream that is lost."""
-        answers = self.world.links[role].answers
-        if answers:
-            self.world.deliver_answer(role, which % len(answers), again)
+        answers = self.answers()
+        self.world.deliver_answer(*answers[which % len(answers)], again)
 
+    @precondition(lambda self: any(link.closes for link in self.world.links.values()))
     @rule(role=roles)
     def closes_arrive(self, role: Role) -> None:
         """What is over is told."""
@@ -171,22 +188,23 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
 
     # -------------------------------------------------------------- the workers
 
-    @rule(role=roles, which=pick)
-    def work_begins(self, role: Role, which: int) -> None:
+    @precondition(lambda self: self.jobs())
+    @rule(which=pick)
+    def work_begins(self, which: int) -> None:
         """And is not done yet."""
-        worker = self.world.links[role].worker
-        jobs = worker.jobs()
-        if jobs:
-            worker.begin(jobs[which % len(jobs)])
+        jobs = self.jobs()
+        link, job = jobs[which % len(jobs)]
+        link.worker.begin(job)
 
-    @rule(role=roles, which=pick)
-    def work_is_done(self, role: Role, which: int) -> None:
+    @precondition(lambda self: self.jobs())
+    @rule(which=pick)
+    def work_is_done(self, which: int) -> None:
         """As it should be."""
-        link = self.world.links[role]
-        jobs = link.worker.jobs()
-        if jobs:
-            self.world.say(link, link.worker.honest(jobs[which % len(jobs)], self.agreement))
+        jobs = self.jobs()
+        link, job = jobs[which % len(jobs)]
+        self.world.say(link, link.worker.honest(job, self.agreement))
 
+    @precondition(lambda self: self.jobs(Role.DRAFT))
     @rule(
         which=pick,
         tokens=st.lists(st.integers(0, VOCAB + 2), max_size=7),
@@ -195,23 +213,21 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
     )
     def draft_talks_nonsense(self, which: int, tokens: list[int], cached: int, lie: int | None) -> None:
         """Any tokens, too few or too many, in its cache or not, and a cache of any length."""
-        link = self.world.links[Role.DRAFT]
-        jobs = link.worker.jobs()
-        if jobs:
-            block = Block(tuple(tokens), (), Source.DRAFT_MODEL)
-            self.world.say(link, link.worker.finish(jobs[which % len(jobs)], block, tokens[:cached], lie))
+        jobs = self.jobs(Role.DRAFT)
+        link, job = jobs[which % len(jobs)]
+        block = Block(tuple(tokens), (), Source.DRAFT_MODEL)
+        self.world.say(link, link.worker.finish(job, block, tokens[:cached], lie))
 
-    @rule(role=roles, which=pick, really=often)
-    def model_fails(self, role: Role, which: int, really: bool) -> None:
+    @precondition(lambda self: self.jobs())
+    @rule(which=pick, really=often)
+    def model_fails(self, which: int, really: bool) -> None:
         """The session is gone with it. A target that fails twice in one round fails the request."""
-        link = self.world.links[role]
-        jobs = link.worker.jobs()
-        if jobs and really:
-            job = jobs[which % len(jobs)]
-            if role is Role.TARGET:
-                self.target_troubles[job.task.session.counter] = (
-                    self.target_troubles.get(job.task.session.counter, 0) + 1
-                )
+        jobs = self.jobs()
+        link, job = jobs[which % len(jobs)]
+        if really:
+            if link.role is Role.TARGET:
+                counter = job.task.session.counter
+                self.target_troubles[counter] = self.target_troubles.get(counter, 0) + 1
             self.world.say(link, link.worker.fail(job, Failure("it broke")))
 
     @rule(role=roles, which=pick, really=often)
@@ -228,6 +244,7 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
         if really:
             self.world.restart(role)
 
+    @precondition(lambda self: not all(self.up(role) for role in Role))
     @rule(seconds=st.sampled_from([1.0, LEASE_S]))
     def time_passes(self, seconds: float) -> None:
         """Leases of lost streams run out."""

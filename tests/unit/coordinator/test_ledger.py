@@ -676,6 +676,7 @@ def test_after_the_end_nothing_happens(phase: Phase) -> None:
     flying = ledger.draft.in_flight or ledger.target.in_flight
     number = flying.number if flying is not None else 0
     ledger.finish()
+    ledger.check()
     events = [
         ledger.draft_answered(Answer(SESSION, 1, number, 3, Block((20,))), 1),
         ledger.target_answered(Answer(SESSION, 1, number, 3, Verdict(0, 30)), 1),
