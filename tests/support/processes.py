@@ -82,10 +82,19 @@ class Processes:
         place = {} if name == "coordinator" else {"coordinator": self.address}
         config.write_text(yaml.safe_dump({**self._configs[name], **place}))
         out, err = (self.folder / f"{name}-{self._lives}.{kind}" for kind in ("out", "err"))
-        command = [sys.executable, "-m", MODULES[name.partition("-")[0]], "--config", str(config)]
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            self.running[name] = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr)
+            self.running[name] = subprocess.Popen(
+                self.command(name, config), cwd=ROOT, env=self.environment(), stdout=stdout, stderr=stderr
+            )
         return out
+
+    def command(self, name: str, config: Path) -> list[str]:
+        """How it is started."""
+        return [sys.executable, "-m", MODULES[name.partition("-")[0]], "--config", str(config)]
+
+    def environment(self) -> dict[str, str] | None:
+        """What it finds in its environment. None: what this process has."""
+        return None
 
     def _ready_line(self, name: str, out: Path) -> str:
         give_up = time.monotonic() + PATIENCE_S

@@ -1,29 +1,21 @@
-"""Coordinator, target and draft as real processes with table models, and with the OTEL variables one likes."""
+"""The stack as processes with the OTEL variables one likes, and with wall clocks that are wrong."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from specwire.client import Client
 from specwire.lm.table_config import TableConfig
-from specwire.v1 import inference_pb2 as pb
 from specwire.v1 import inference_pb2_grpc
+from tests.support.processes import PATIENCE_S, Processes
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
-POLL_S = 0.05
 SKEWED = """
 import runpy, sys, time
 real, skew = time.time_ns, int(sys.argv[1])
@@ -34,119 +26,61 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """A service whose wall clock is wrong; its monotonic clock is not."""
 
 
-@dataclass
-class Processes:
-    """Running services by role."""
+class TracedProcesses(Processes):
+    """`skew_ms` by role."""
 
-    logs: Path
-    address: str = ""
-    running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    def __init__(
+        self, folder: Path, environ: Mapping[str, str], skew_ms: Mapping[str, int], **coordinator: Any
+    ) -> None:
+        super().__init__(folder, **coordinator)
+        self._environ = {**{k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}, **environ}
+        self._skew_ms = skew_ms
 
-    def start(
-        self, module: str, role: str, settings: Mapping[str, Any], environ: Mapping[str, str], skew_ns: int
-    ) -> str:
-        """Starts one and returns where it serves."""
-        arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-        begin = [sys.executable, "-c", SKEWED, str(skew_ns), module] if skew_ns else [sys.executable, "-m", module]
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
-        with (self.logs / role).open("w") as log:
-            self.running[role] = subprocess.Popen(
-                [*begin, *arguments],
-                cwd=ROOT,
-                env={**clean, **environ, "PYTHONWARNINGS": "ignore"},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+    def command(self, name: str, config: Path) -> list[str]:
+        """With its clock put wrong."""
+        python, flag, module, *rest = super().command(name, config)
+        skew_ns = self._skew_ms.get(name.partition("-")[0], 0) * 1_000_000
+        return [python, "-c", SKEWED, str(skew_ns), module, *rest] if skew_ns else [python, flag, module, *rest]
 
-    def address_of(self, role: str) -> str:
-        """Where it serves, once it says so."""
-        stdout = self.running[role].stdout
-        assert stdout is not None
-        for line in stdout:
-            if " ready at " in line:
-                return line.partition(" ready at ")[2].split(",")[0].strip()
-        raise AssertionError(f"{role} did not start: {self.log(role)}")
-
-    def log(self, role: str) -> str:
-        """What it said so far."""
-        return (self.logs / role).read_text()
-
-    def client(self) -> Client:
-        """To be closed by the caller."""
-        return Client(self.address)
+    def environment(self) -> dict[str, str]:
+        """Nothing of the OTEL variables that this process has."""
+        return self._environ
 
     def stub(self) -> tuple[grpc.Channel, Any]:
         """For what the client has no field for."""
         channel = grpc.insecure_channel(self.address)
         return channel, inference_pb2_grpc.InferenceStub(channel)
 
-    def until_ready(self) -> None:
-        """All three are, and see each other."""
-        channel, stub = self.stub()
-        give_up = time.monotonic() + PATIENCE_S
-        with channel:
-            while True:
-                stats = stub.GetStats(pb.GetStatsRequest(), timeout=10, wait_for_ready=True)
-                if [worker.state for worker in stats.workers] == ["ready", "ready"]:
-                    return
-                assert time.monotonic() < give_up, stats
-                time.sleep(POLL_S)
+    def log(self, name: str) -> str:
+        """What it said so far."""
+        return "".join(path.read_text() for path in sorted(self.folder.glob(f"{name}-*.err")))
 
-    def stop(self) -> dict[str, float]:
-        """As SIGTERM does, all at once; returns how long each took. Workers first, as their coordinator is not needed."""
-        begun = time.monotonic()
+    def end_all(self) -> dict[str, float]:
+        """SIGTERM for all at once. Returns how many seconds each took, and asserts that none was killed or failed."""
+        begun, took = time.monotonic(), {}
         for process in self.running.values():
             process.send_signal(signal.SIGTERM)
-        took = {}
-        for role, process in self.running.items():
-            assert process.wait(PATIENCE_S) == 0, self.log(role)
-            took[role] = time.monotonic() - begun
-            assert process.stdout is not None
-            process.stdout.close()
-        self.running.clear()
+        while self.running:
+            name, process = self.running.popitem()
+            assert process.wait(PATIENCE_S) == 0, self.log(name)
+            took[name] = time.monotonic() - begun
         return took
-
-    def kill(self) -> None:
-        """Whatever is left."""
-        for process in self.running.values():
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-        self.running.clear()
 
 
 @contextmanager
 def processes(
-    logs: Path,
+    folder: Path,
     environ: Mapping[str, str],
     target: TableConfig,
     draft: TableConfig,
     skew_ms: Mapping[str, int] | None = None,
-    **settings: Any,
-) -> Iterator[Processes]:
-    """The three of them, ready. `settings` are the coordinator's."""
-    stack = Processes(logs)
-    skews = skew_ms or {}
-    try:
-        stack.start("coordinator", "coordinator", {"bind": "127.0.0.1:0", **settings}, environ, 0)
-        stack.address = stack.address_of("coordinator")
-        for role, table in (("target", target), ("draft", draft)):
-            worker = {
-                "name": f"{role}-0",
-                "coordinator": stack.address,
-                "profile": False,
-                "drain_s": 1.0,
-                "model": {"model": "table", "table": _plain(table), "max_block": 8},
-            }
-            stack.start(f"{role}_service", role, worker, environ, skews.get(role, 0) * 1_000_000)
-        stack.until_ready()
+    **coordinator: Any,
+) -> Iterator[TracedProcesses]:
+    """Coordinator, target-0 and draft-0, ready."""
+    with TracedProcesses(folder, environ, skew_ms or {}, **coordinator) as stack:
+        stack.plan("target-0", target, drain_s=1.0)
+        stack.plan("draft-0", draft, drain_s=1.0)
+        stack.start("coordinator")
+        stack.start("target-0", "draft-0")
+        stack.ready()
         yield stack
-    finally:
-        stack.kill()
-
-
-def _plain(table: TableConfig) -> dict[str, Any]:
-    default = asdict(TableConfig())
-    return {key: value for key, value in asdict(table).items() if value != default[key]}

@@ -22,7 +22,7 @@ from specwire.lm.table_config import TableConfig
 from specwire.v1 import inference_pb2 as pb
 from tests.support.service import Service, expected_ids, like, on_the_loop, service
 from tests.support.spans import Receiver, Written, check_attributes, check_tree, receiving
-from tests.support.traced import Processes, processes
+from tests.support.traced import TracedProcesses, processes
 
 TARGET = TableConfig(vocab_size=32, seed=3, sharpness=3.0, order=2, max_context=2300)
 DRAFT = like(TARGET, disagreement=0.3)
@@ -40,7 +40,7 @@ EDGES = {("specwire-coordinator", "specwire-draft"), ("specwire-coordinator", "s
 class Traced:
     """Three processes and where their spans arrive."""
 
-    stack: Processes
+    stack: TracedProcesses
     receiver: Receiver
 
     def ask(self, traceparent: str = "", timeout: float = 30.0, **fields: Any) -> tuple[tuple[int, ...], pb.Final]:
@@ -131,7 +131,7 @@ def test_spans_come_from_the_processes_themselves(traced: Traced) -> None:
     pids = {span.service: span.resource["process.pid"] for span in traced.trace(name)}
     names = {span.service: span.resource["service.instance.id"] for span in traced.trace(name)}
 
-    assert pids == {f"specwire-{role}": process.pid for role, process in traced.stack.running.items()}
+    assert pids == {f"specwire-{name.partition('-')[0]}": p.pid for name, p in traced.stack.running.items()}
     assert names == {"specwire-coordinator": "coordinator", "specwire-target": "target-0", "specwire-draft": "draft-0"}
 
 
@@ -293,8 +293,8 @@ def test_cancelled_requests_end_once_and_log_nothing(traced: Traced) -> None:
         check_tree(
             [s for s in traced.receiver.spans if s.trace_id == span.trace_id and s.service == "specwire-coordinator"]
         )
-    for role in traced.stack.running:
-        log = traced.stack.log(role)
+    for service_name in traced.stack.running:
+        log = traced.stack.log(service_name)
         assert "detach" not in log
         assert "different Context" not in log
         assert "Traceback" not in log
@@ -421,6 +421,6 @@ def test_processes_end_in_time_without_their_collector(tmp_path: Any, black_hole
         channel, stub = stack.stub()
         with channel:
             list(stub.Generate(make_request(prompt_ids=[1, 2], max_tokens=50), timeout=30))
-        took = stack.stop()
+        took = stack.end_all()
 
     assert max(took.values()) < ENDED_S
