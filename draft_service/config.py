@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from specwire.worker.config import WorkerConfig
+from specwire.worker.config import Name, WorkerConfig
 
 
 class DraftConfig(WorkerConfig):
     """Serves a draft model: proposes blocks of tokens, many sessions in one pass."""
 
-    name: str = "draft-0"
+    name: Name = "draft-0"
     draft_law_top_m: int = Field(default=32, ge=1, le=65_536)
     """Under `rejection` the draft's law is cut to so many tokens before sampling, and travels: about 6 bytes each."""

@@ -22,13 +22,15 @@ from specwire.worker.shares import check_budget
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 """A time-out: longer than nothing, at most a day."""
 
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
 
 class WorkerConfig(BaseModel):
     """Fields of both workers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Name
     """Name in the topology. A worker that registers under a name replaces the former holder of it."""
     bind: str = "127.0.0.1:0"
     """host:port to listen on; port 0 picks a free one. Anything but loopback needs `insecure`."""
@@ -86,7 +88,8 @@ def build_config(kind: type[C], values: dict[str, Any]) -> C:
             raise InvalidArgument(field, first["input"], "absent: there is no such setting") from None
         if first["type"] == "missing":
             raise InvalidArgument(field, None, "given") from None
-        raise InvalidArgument(field, first["input"], first["msg"].removeprefix("Input should be ")) from None
+        limit = first["msg"].removeprefix("Input should be ").replace("String should have", "text of", 1)
+        raise InvalidArgument(field, first["input"], limit) from None
 
 
 def set_value(values: dict[str, Any], setting: str) -> None:

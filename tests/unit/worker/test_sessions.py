@@ -325,7 +325,7 @@ class Machine(RuleBasedStateMachine):
         assert self.table.next_expiry() is None
 
 
-Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+Machine.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 TestAgainstTheDumbOne = Machine.TestCase
 
 
