@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -326,3 +328,34 @@ def report(folder: StateFolder, running: Running) -> list[dict[str, Any]]:
             rows.append({"name": name, "state": f"not answering: {cause(error)}"})
     _disconnect()
     return rows
+
+
+def hold(files: str, told: str, cores: str, object_store_mb: str) -> None:
+    """Body of the process that holds a Ray of ours: starts it, says where, and ends it when told to."""
+    import ray
+
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ray.init(
+        address="local",
+        namespace=NAMESPACE,
+        num_cpus=int(cores),
+        object_store_memory=int(object_store_mb) * 1_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=files,
+        _node_ip_address=ray_head.HOST,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):  # Ray took them
+        signal.signal(number, lambda *_: over.set())
+    fresh = Path(told).with_suffix(".tmp")
+    fresh.write_text(ray.get_runtime_context().gcs_address)
+    fresh.replace(told)
+    over.wait()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    hold(*sys.argv[1:])
