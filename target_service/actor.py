@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from target_service.config import TargetConfig
-from target_service.role import TARGET
 from specwire.worker.config import build_config
 from specwire.worker.hosted import HostedWorker
 from specwire.worker.main import prepare_logging, prepare_threads
+from target_service.config import TargetConfig
+from target_service.role import TARGET
 
 
 class TargetActor:

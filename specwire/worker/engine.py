@@ -71,14 +71,14 @@ class Engine:
 
     async def wait_ready(self) -> Stepper:
         """Returns when the stepper is built; raises what building raised."""
-        waiter: asyncio.Future[None] = self._loop.create_future()
+        built = asyncio.Event()
 
         def wake(_: Future[Stepper]) -> None:
             with contextlib.suppress(RuntimeError):  # nobody waits any more, and the loop is closed
-                self._loop.call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+                self._loop.call_soon_threadsafe(built.set)
 
         self.ready.add_done_callback(wake)
-        await waiter
+        await built.wait()
         return self.ready.result()
 
     @property

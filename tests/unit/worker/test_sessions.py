@@ -90,7 +90,7 @@ class Machine(RuleBasedStateMachine):
                 if known.number < 0:
                     del self.known[session]
 
-    @rule(seconds=st.sampled_from([0.5, LEASE_S, IDLE_S]))
+    @rule(seconds=st.sampled_from([0.5, LEASE_S, 0.6 * IDLE_S]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.table.expire(self.now)
