@@ -360,3 +360,22 @@ def test_an_abandoned_task_leaves_a_cache_that_the_next_one_completes() -> None:
 
     assert session.filled == 3
     assert tuple(session.prefix.tokens) == (*text[:5], 6, 7)
+
+
+def test_a_session_nobody_speaks_of_is_dropped_and_speaking_of_it_keeps_it() -> None:
+    """A close that was lost costs a slot for a while, not for ever."""
+    table = SessionTable(2, IDLE_S)
+    table.leases.open_stream(1, 1, LEASE_S)
+    for counter in (1, 2):
+        job = Job(task(SessionId(1, counter), 1, 1, (5,), 0))
+        table.admit(job, 0.0)
+        session = table.get(SessionId(1, counter))
+        assert session is not None
+        session.begin()
+        session.finish(Answer(session.id, 1, 1, 1, Block()))
+    table.admit(Job(task(SessionId(1, 2), 1, 1, (5,), 0)), 10.0)
+    assert table.next_expiry() == IDLE_S
+    table.expire(IDLE_S)
+
+    assert table.ids() == [SessionId(1, 2)]
+    assert table.next_expiry() == IDLE_S + 10.0
