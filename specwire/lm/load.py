@@ -22,6 +22,8 @@ class ModelConfig(BaseModel):
 
     model: str = TABLE
     """Folder of a checkpoint, hub id (taken from the local hub cache when offline), or `table`."""
+    name: str | None = None
+    """What it is called towards people; default: the folder's name, the hub id, or the table's name."""
     gguf_file: str | None = None
     """File within the folder or hub id; its weights are turned back to `precision`."""
     tokenizer: str | None = None
@@ -68,6 +70,8 @@ def _table(config: ModelConfig) -> LanguageModel:
     if config.device != "cpu":
         raise InvalidArgument("device", config.device, f"cpu for model {TABLE!r}")
     table = config.table or TableConfig()
+    if config.name is not None:
+        table = dataclasses.replace(table, name=config.name)
     if config.max_context is not None:
         table = dataclasses.replace(table, max_context=config.max_context)
     vocabulary = read_vocabulary(config.tokenizer) if config.tokenizer is not None else ()

@@ -7,6 +7,7 @@ architecture whose cache or positions we misunderstand is refused here, at start
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -51,7 +52,7 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
     generation = files.read_json(checkpoint.folder / "generation_config.json")
     eos = [token for token in files.eos_token_ids(generation, hf_config.to_dict()) if 0 <= token < vocab_size]
     spec = ModelSpec(
-        name=config.model,
+        name=config.name or _name(config.model),
         architecture=type(model).__name__,
         vocab_size=vocab_size,
         vocabulary=vocabulary,
@@ -77,6 +78,17 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
     _trial(wrapped, config.model, tokens, expected)
     wrapped.clear()
     return wrapped
+
+
+def _name(model: str) -> str:
+    """A hub id as it is (also when its folder in the hub's cache is given), else the folder's name."""
+    path = Path(model)
+    if not path.is_dir():
+        return model
+    path = path.resolve()
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
+        return path.parents[1].name.removeprefix("models--").replace("--", "/")
+    return path.name
 
 
 def _again(checkpoint: files.Checkpoint, dtype: torch.dtype) -> PreTrainedModel:

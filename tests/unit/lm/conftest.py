@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,3 +61,9 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], Any]:
         return made[kind]
 
     return get
+
+
+@pytest.fixture
+def llama(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the tiny Llama's folder, to be changed."""
+    return Path(shutil.copytree(checkpoint("llama"), tmp_path / "llama"))

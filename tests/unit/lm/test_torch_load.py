@@ -10,34 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from specwire.law.errors import InvalidArgument
 from specwire.law.values import SamplingSpec
-from specwire.lm.kv_slots import KVSlots
 from specwire.lm.load import ModelConfig, build_model
 from specwire.lm.port import Feed
-from tests.unit.lm.tiny import CONTEXT, VOCAB, greedy, write_gguf, write_tokenizer
+from tests.unit.lm.tiny import CONTEXT, VOCAB, build, greedy, refuse, write_gguf, write_tokenizer
 
 PROMPT = [3, 1, 4, 1, 5, 9]
-
-
-@pytest.fixture
-def llama(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A copy of the tiny Llama's folder, to be changed."""
-    return Path(shutil.copytree(checkpoint("llama"), tmp_path / "llama"))
-
-
-def build(path: Path, **settings: Any) -> Any:
-    return build_model(ModelConfig(model=str(path), **{"max_sessions": 2} | settings))
-
-
-def refuse(path: Path, field: str, said: str, **settings: Any) -> None:
-    with pytest.raises(InvalidArgument, match=said) as caught:
-        build(path, **settings)
-
-    assert caught.value.field == field
 
 
 def test_facts_come_from_the_files(llama: Path) -> None:
@@ -48,10 +29,20 @@ def test_facts_come_from_the_files(llama: Path) -> None:
     )
     spec = build(llama, max_context=32).spec
 
+    assert spec.name == "llama"
     assert spec.eos_token_ids == (2, 7)
     assert spec.default_sampling == SamplingSpec(temperature=0.6, top_k=20)
     assert spec.vocabulary[:2] == (b"w0", b"w1")
     assert (spec.vocab_size, spec.max_context, spec.architecture) == (VOCAB, 32, "LlamaForCausalLM")
+
+
+def test_a_hub_model_keeps_its_name(llama: Path, tmp_path: Path) -> None:
+    """Given as the folder that the hub's cache keeps it in."""
+    snapshot = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
+    shutil.copytree(llama, snapshot)
+
+    assert build(snapshot).spec.name == "someone/tiny"
+    assert build(snapshot, name="mine").spec.name == "mine"
 
 
 def test_silence_means_temperature_one(llama: Path) -> None:
@@ -156,77 +147,6 @@ def test_the_fingerprint_tells_weights_and_settings_apart(llama: Path) -> None:
 
     assert first == again
     assert len({first, half, build(llama).spec.fingerprint}) == 3
-
-
-SMALL = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "mamba": (lambda: transformers.MambaConfig(**SMALL), "recurrent state"),
-    "rwkv": (lambda: transformers.RwkvConfig(**SMALL), "recurrent state"),
-    "hybrid": (lambda: transformers.JambaConfig(**SMALL), "recurrent state"),
-    "encoder-decoder": (lambda: transformers.T5Config(vocab_size=32, d_model=16), "encoder-decoder"),
-    "window": (lambda: transformers.MistralConfig(**SMALL, sliding_window=8), "sliding window of 8 .* at most 8"),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_models_that_cannot_be_cut_back_are_refused(kind: str, tmp_path: Path) -> None:
-    """At start, with the reason, before weights are read."""
-    config, said = REFUSED[kind]
-    config().save_pretrained(tmp_path)
-    save_file({}, tmp_path / "model.safetensors")
-
-    refuse(tmp_path, "model", said, max_context=64)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2),
-        transformers.Gemma2Config(**SMALL, intermediate_size=32, num_key_value_heads=1, head_dim=8, sliding_window=64),
-    ],
-    ids=["alibi", "softcap"],
-)
-def test_attention_of_another_kind_is_refused(config: Any, tmp_path: Path) -> None:
-    """Scores that depend on more than keys, values and positions would come out wrong."""
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(tmp_path)
-
-    refuse(tmp_path, "model", "does not support an attention implementation", max_context=64)
-
-
-@pytest.mark.parametrize("mistake", ["no mask", "stale cells", "attention raises"])
-def test_the_trial_notices_a_cache_that_is_misread(mistake: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeded mistakes: the model is refused at start instead of answering wrongly."""
-    update = KVSlots.update
-
-    def forget(self: KVSlots, key: torch.Tensor, value: torch.Tensor, layer: int, **_: Any) -> Any:
-        return update(self, key * (layer > 0), value, layer)
-
-    def fail(*_: Any) -> None:
-        raise NotImplementedError("attention of another kind")
-
-    target = {
-        "no mask": ("_mask", lambda *_: None),
-        "stale cells": ("update", forget),
-        "attention raises": ("attention", fail),
-    }
-    monkeypatch.setattr(KVSlots, *target[mistake])
-
-    refuse(llama, "model", "attention of another kind" if mistake == "attention raises" else "can be cut back")
-
-
-def test_a_window_as_long_as_the_context_is_no_window(tmp_path: Path) -> None:
-    """Mistral with its window is served up to that length."""
-    config = transformers.MistralConfig(
-        **SMALL, intermediate_size=32, num_key_value_heads=1, sliding_window=CONTEXT, eos_token_id=None
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    model.save_pretrained(tmp_path)
-    expected = model.generate(
-        torch.tensor([PROMPT]), attention_mask=torch.ones(1, 6), max_new_tokens=20, do_sample=False, pad_token_id=0
-    )
-
-    assert greedy(build(tmp_path, max_context=CONTEXT), PROMPT, 20) == expected[0, 6:].tolist()
 
 
 @pytest.mark.parametrize(

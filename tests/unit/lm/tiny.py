@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import transformers
 
+from specwire.law.errors import InvalidArgument
+from specwire.lm.load import ModelConfig, build_model
 from specwire.lm.port import Feed, LanguageModel
 
 VOCAB = 61
@@ -111,3 +114,16 @@ def write_gguf(path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def build(path: Path, **settings: Any) -> Any:
+    """The model in a folder."""
+    return build_model(ModelConfig(model=str(path), **{"max_sessions": 2} | settings))
+
+
+def refuse(path: Path, field: str, said: str, **settings: Any) -> None:
+    """Asserts that the model is refused, naming the field and saying why."""
+    with pytest.raises(InvalidArgument, match=said) as caught:
+        build(path, **settings)
+
+    assert caught.value.field == field
