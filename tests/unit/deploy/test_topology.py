@@ -1,0 +1,211 @@
+"""A topology is refused with the path, the value and the limit of what is wrong, and says nothing else than it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy import configs, lifecycle, topology
+from deploy.topology import Topology, TopologyError
+
+TABLE: dict[str, Any] = {"target": {"model": "table"}}
+
+
+def told(document: object) -> str:
+    """What is said of a bad topology."""
+    with pytest.raises(TopologyError) as refused:
+        topology.parse(document, "my.yaml")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ([], "my.yaml: got list, must be a mapping with at least `target`"),
+        ({}, "my.yaml: target: missing"),
+        ({"target": {"model": "x", "thread": 1}}, "my.yaml: target.thread: unknown key; did you mean threads?"),
+        ({"target": {"model": "x", "qqq": 1}}, "my.yaml: target.qqq: unknown key"),
+        (
+            {"target": {"model": "x", "threads": -1}},
+            "my.yaml: target.threads: got -1, must be greater than or equal to 0",
+        ),
+        (
+            {"target": {"model": "x", "num_gpus": 1.5, "device": "cuda"}},
+            "my.yaml: target.num_gpus: got 1.5, must be a fraction below 1 or a whole number",
+        ),
+        ({"target": {"model": "x", "num_gpus": 1}}, "my.yaml: target.num_gpus: got 1, must be 0 for device 'cpu'"),
+        (
+            {**TABLE, "strategy": "scatter"},
+            "my.yaml: strategy: got 'scatter', must be 'pack', 'spread' or 'strict_spread'",
+        ),
+        (
+            {**TABLE, "coordinator": {"port": 70000}},
+            "my.yaml: coordinator.port: got 70000, must be less than or equal to 65535",
+        ),
+        (
+            {**TABLE, "draft": {"model": "table", "host": "0.0.0.0"}},
+            "my.yaml: draft.host: got '0.0.0.0', must be loopback (127.0.0.1) unless insecure is true: there is no TLS, "
+            "and whoever reaches the port could use the service",
+        ),
+        (
+            {"target": {"model": "x", "table": {"seed": 1}}},
+            "my.yaml: target.table: got a table, must be absent unless model is 'table' (it is 'x')",
+        ),
+        (
+            {"target": {"model": "x", "count": 2}},
+            "my.yaml: target.count: got 2, must be 1: a session lives at one target",
+        ),
+    ],
+)
+def test_refusals_name_path_value_and_limit(document: object, expected: str) -> None:
+    """One line says which field, what it holds and what it may hold."""
+    assert expected == told(document)
+
+
+@pytest.mark.parametrize("value", [-1, 65, "often", 1.5])
+def test_a_bad_number_of_guesses_is_refused(value: object) -> None:
+    """The block length is a number in [0, 64] or auto."""
+    said = told({**TABLE, "coordinator": {"speculation": {"num_speculative_tokens": value}}})
+
+    assert said.startswith(
+        f"my.yaml: coordinator.speculation.num_speculative_tokens: got {value!r}, must be 'auto', or "
+    )
+
+
+def test_every_fault_has_a_line() -> None:
+    """Two mistakes are told at once."""
+    said = told({"target": {"model": "x", "threads": -1}, "draft": {"precision": "int4"}})
+
+    assert ["my.yaml: target.threads", "my.yaml: draft.model", "my.yaml: draft.precision"] == [
+        line.rsplit(": ", 1)[0].split(": got")[0] for line in said.splitlines()
+    ]
+
+
+def test_zero_guesses_mean_off() -> None:
+    """num_speculative_tokens: 0 is plain decoding, and not a division by zero later (report 99)."""
+    found = topology.parse({**TABLE, "coordinator": {"speculation": {"num_speculative_tokens": 0}}})
+
+    assert configs.service_configs(found)["coordinator"]["speculation"]["num_speculative_tokens"] == 0
+
+
+def test_insecure_allows_other_hosts_and_tells_the_services() -> None:
+    """Workers on all interfaces announce an address that can be reached, never 0.0.0.0."""
+    found = topology.parse({"target": {"model": "table", "host": "0.0.0.0"}, "insecure": True})
+    config = configs.service_configs(found)["target-0"]
+
+    assert ("0.0.0.0:0", "127.0.0.1", True) == (config["bind"], config["advertise"], config["insecure"])
+
+
+def test_topologies_are_frozen() -> None:
+    """Measured things are never written back into what was asked for."""
+    with pytest.raises(ValueError, match="frozen"):
+        topology.parse(TABLE).name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", topology.shipped_names())
+def test_shipped_topologies_suit_the_services(name: str) -> None:
+    """What ships is accepted by the services' own rules."""
+    lifecycle.check(configs.service_configs(topology.load(Path(name))))
+
+
+def test_the_default_is_the_demo_pair_on_loopback() -> None:
+    """Without an argument: coordinator, target and draft on this machine."""
+    found = topology.load()
+
+    assert ["coordinator", "target-0", "draft-0"] == list(found.services())
+    assert {"127.0.0.1"} == {part.host for part in found.roles().values()}
+    assert (8470, "local", "pack", False) == (found.coordinator.port, found.ray.address, found.strategy, found.insecure)
+
+
+def test_a_file_wins_over_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name without a suffix means the shipped one unless there is such a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").write_text("name: mine\ntarget: {model: table}\n")
+
+    assert "mine" == topology.load(Path("plain")).name
+
+
+@pytest.mark.parametrize(("text", "said"), [("a: [", "not YAML"), ("\xff", "target: missing"), ("- 1", "got list")])
+def test_files_that_are_none(tmp_path: Path, text: str, said: str) -> None:
+    """Whatever is wrong with the file is one refusal, not a traceback."""
+    path = tmp_path / "t.yaml"
+    path.write_text(text)
+
+    with pytest.raises(TopologyError, match=said if text != "\xff" else "must be a mapping"):
+        topology.load(path)
+
+
+def test_a_missing_file_names_the_shipped_ones() -> None:
+    """Someone who mistyped a shipped name sees which there are."""
+    with pytest.raises(TopologyError, match=r"nope: no such file, and none of the shipped ones: default, plain"):
+        topology.load(Path("nope"))
+
+
+def test_a_service_refuses_settings_it_does_not_know() -> None:
+    """`settings` reach the service's own configuration, and its refusal names the service and the path."""
+    found = topology.parse({"target": {"model": "table", "settings": {"token_budge": 1}}})
+
+    with pytest.raises(TopologyError, match=r"target-0: token_budge: unknown key; did you mean token_budget\?"):
+        lifecycle.check(configs.service_configs(found))
+
+
+def test_settings_are_merged_into_the_configuration() -> None:
+    """A nested setting replaces only itself."""
+    document = {"target": {"model": "table", "threads": 2, "settings": {"model": {"max_block": 9}, "linger": False}}}
+    config = configs.service_configs(topology.parse(document))["target-0"]
+
+    assert (9, 2, False) == (config["model"]["max_block"], config["model"]["threads"], config["linger"])
+
+
+def test_models_are_resolved_once_by_name() -> None:
+    """The coordinator takes the tokenizer of the target; a draft without embeddings takes the target's."""
+    found = configs.service_configs(topology.load(), lambda name: f"/models/{name}")
+
+    assert "/models/demo" == found["coordinator"]["tokenizer"]
+    assert ("/models/demo-draft", "/models/demo") == (
+        found["draft-0"]["model"]["model"],
+        found["draft-0"]["model"]["embeddings_from"],
+    )
+
+
+def test_configurations_survive_yaml() -> None:
+    """Services read them from files."""
+    found = configs.service_configs(topology.load())
+
+    assert found == yaml.safe_load(yaml.safe_dump(found))
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "expected"),
+    [
+        (1, 1, {"target-0": "0", "draft-0": "1"}),
+        (0.5, 0.5, {"target-0": "0", "draft-0": "0"}),
+        (0.6, 0.5, {"target-0": "0", "draft-0": "1"}),
+        (2, 0.5, {"target-0": "0,1", "draft-0": "2"}),
+    ],
+)
+def test_plain_processes_share_the_gpus_out_as_ray_does(target: float, draft: float, expected: dict[str, str]) -> None:
+    """Whole GPUs are not shared, fractions are."""
+    gpu = {"model": "x", "device": "cuda"}
+    found = topology.parse({"target": {**gpu, "num_gpus": target}, "draft": {**gpu, "num_gpus": draft}})
+
+    assert expected == configs.visible_gpus(found)
+
+
+def test_threads_that_wait_sleep() -> None:
+    """The environment of a service keeps idle threads off the cores of others."""
+    found = topology.parse({"target": {"model": "table", "threads": 3}})
+
+    assert {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "3"} == configs.environment(
+        found.target
+    )
+
+
+def test_services_start_in_order_and_are_counted() -> None:
+    """The coordinator first, then the target, then every draft by number."""
+    found: Topology = topology.parse({**TABLE, "draft": {"model": "table", "count": 2}})
+
+    assert ["coordinator", "target-0", "draft-0", "draft-1"] == list(configs.service_configs(found))
