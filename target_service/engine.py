@@ -24,7 +24,7 @@ from target_service import batch
 from target_service.verify import JudgeItem, judge
 
 RECENT = 0.25
-"""Weight of the newest step in the recent step time."""
+"""Weight of the newest step in the recent time of a step that verifies."""
 
 
 class TargetStepper:
@@ -106,8 +106,9 @@ class TargetStepper:
             computed - prepared,
             now_ns() - computed,
         )
-        seconds = (now_ns() - began) / 1e9
-        self._step_s = seconds if not self._step_s else (1 - RECENT) * self._step_s + RECENT * seconds
+        if result.prefill_rows <= result.rows:  # a step that reads prompts says nothing of what lingering saves
+            seconds = (now_ns() - began) / 1e9
+            self._step_s = seconds if not self._step_s else (1 - RECENT) * self._step_s + RECENT * seconds
         return result
 
 

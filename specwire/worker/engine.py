@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from specwire.law.tasks import Failure, StepTiming
-from specwire.law.values import Block, Verdict
 from specwire.spans import wall_offset_ns
 from specwire.wire.stopwatch import now_ns
 from specwire.worker.desk import Delivery, Desk
-from specwire.worker.observe import Observers, StepRecord, TaskRecord
+from specwire.worker.observe import Observers, StepRecord
+from specwire.worker.records import task_records
 from specwire.worker.stepper import Part, Stepper, StepResult
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class Engine:
             timing=timing,
             began_wall_ns=began_wall,
             ended_wall_ns=began_wall + (ended - began),
-            tasks=_task_records(parts, result, failure),
+            tasks=task_records(parts, result, failure),
             failed=failure is not None,
         )
         self._observers.step_done(record)
@@ -228,31 +228,3 @@ class Engine:
 def _hand_over(out: list[Delivery]) -> None:
     for delivery in out:
         delivery.stream.deliver(delivery)
-
-
-def _task_records(parts: Sequence[Part], result: StepResult, failure: Failure | None) -> tuple[TaskRecord, ...]:
-    ends = {id(done.job): done.result for done in result.done}
-    records = []
-    for part in parts:
-        job = part.job
-        end: Verdict | Block | Failure | None = failure or ends.get(id(job))
-        block = getattr(job.task, "block", None)
-        records.append(
-            TaskRecord(
-                session=job.task.session,
-                trace=job.task.trace,
-                rows=part.rows,
-                done=failure is not None or id(job) in ends,
-                began_wall_ns=job.began_wall_ns,
-                queue_us=job.queue_ns // 1000,
-                compute_us=job.compute_ns // 1000,
-                proposed=len(end)
-                if isinstance(end, Block)
-                else len(block)
-                if block and isinstance(end, Verdict)
-                else 0,
-                accepted=end.accepted if isinstance(end, Verdict) else 0,
-                error=end.detail if isinstance(end, Failure) else "",
-            )
-        )
-    return tuple(records)

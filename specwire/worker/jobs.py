@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specwire.law.tasks import ProposeTask, Task, VerifyTask
 
 if TYPE_CHECKING:
-    from specwire.worker.sessions import Session
+    from specwire.worker.session import Session
 
 
 @dataclass(slots=True, eq=False)

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 import specwire
+from specwire.law.errors import InvalidArgument
 from specwire.lm.load import build_model
 from specwire.lm.port import LanguageModel
 from specwire.spans import SpanSink
@@ -220,8 +221,12 @@ def _close(server: Any) -> None:
 
 
 def _advertised(config: WorkerConfig, host: str, port: int) -> str:
+    """host:port for the coordinator: what was said, completed by what is bound."""
     said = config.advertise
-    if said is not None and said.rpartition(":")[2].isdigit() and ":" in said.replace("[", "").split("]")[-1]:
-        return said
-    name = said or (rpc.host_name() if host in ("0.0.0.0", "::") else host)
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    if said is None:
+        said = rpc.host_name() if host in ("0.0.0.0", "::") else host
+    else:
+        with contextlib.suppress(InvalidArgument):
+            rpc.split_address(said, "advertise")
+            return said
+    return f"[{said}]:{port}" if ":" in said else f"{said}:{port}"

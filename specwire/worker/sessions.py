@@ -14,107 +14,22 @@ length and the hash there. `keep = 0` passes 3 and 4 by definition and begins an
 Tasks of one session are worked on in order. A newer task of the same epoch waits behind the one in work and is checked when
 its turn comes; a newer task of a higher epoch overtakes, since nobody wants the older answer any more.
 
-Text and cache are two counts: `prefix` is what the cache is meant to hold, `filled` how much of it has been written. They part
-when a task is split over steps or abandoned, and the next task of the session simply catches up.
-
 This module knows no clock, no model and no wire. One thread uses it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specwire.law.cursor import Prefix
-from specwire.law.tasks import Answer, Reason, Refusal, SessionId, Task
-from specwire.law.values import Opening
+from specwire.law.tasks import Answer, Reason, Refusal, SessionId
 from specwire.lm.feeds import SlotTable
-from specwire.worker.jobs import Job, same_task, samples
+from specwire.worker.jobs import Job, same_task
 from specwire.worker.leases import Leases
+from specwire.worker.session import Session
 
 MAX_BEHIND = 8
 """Tasks of one session that may wait behind the one in work."""
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One generation's text at this worker."""
-
-    id: SessionId
-    opening: Opening
-    slot: int
-    prefix: Prefix
-    filled: int = 0
-    """Tokens written to the cache slot. At most len(prefix), but while a draft runs ahead of the text in the front's task."""
-    epoch: int = 0
-    """Of the last task that began. Never falls."""
-    number: int = -1
-    """Of the last task that began. -1: none did. Never falls."""
-    last: Task | None = None
-    """The last finished task, as long as no newer one began."""
-    answer: Answer | None = None
-    """Its answer, for a repeat. Invariant: set exactly when `last` is."""
-    touched: float = 0.0
-    """When its coordinator last spoke of it."""
-    front: Job | None = None
-    """The job whose turn it is."""
-    behind: deque[Job] = field(default_factory=deque)
-    """Later jobs of the same epoch, in order. Empty unless `front` is set."""
-
-    def __repr__(self) -> str:
-        at = f"front={self.front.task.number} behind={len(self.behind)}" if self.front else "idle"
-        return (
-            f"Session({self.id.counter} epoch={self.epoch} number={self.number} slot={self.slot} "
-            f"length={len(self.prefix)} filled={self.filled} {at})"
-        )
-
-    @property
-    def newest(self) -> tuple[int, int]:
-        """Epoch and number of the newest task taken."""
-        job = self.behind[-1] if self.behind else self.front
-        return (job.task.epoch, job.task.number) if job else (self.epoch, self.number)
-
-    def place(self, reason: Reason, detail: str = "") -> Refusal:
-        """A refusal that says where the session stands."""
-        if self.number < 0:
-            return Refusal(reason, 0, 0, detail)  # created for a task that never began: holds nothing
-        return Refusal(reason, len(self.prefix), self.prefix.hash_at(len(self.prefix)), detail)
-
-    def follows(self, task: Task) -> Refusal | None:
-        """Checks 3 and 4 of the law: None when the task may begin."""
-        if task.keep == 0:
-            return None
-        if task.keep > len(self.prefix):
-            return self.place(Reason.LENGTH)
-        if self.prefix.hash_at(task.keep) != task.keep_hash:
-            return self.place(Reason.HASH)
-        return None
-
-    def begin(self) -> None:
-        """The front's first step: cuts and extends the text, forgets the stored answer."""
-        assert self.front is not None
-        assert not self.front.begun
-        task = self.front.task
-        if task.opening is not None:
-            self.opening = task.opening
-            self.prefix = Prefix(task.opening.fingerprint())
-        self.prefix.cut(task.keep)
-        self.prefix.extend(task.append)
-        # A row of scores belongs to the last confirmed token, so that one is always written (again).
-        self.filled = min(self.filled, task.keep, task.base - 1 if samples(task) else task.base)
-        self.epoch, self.number = task.epoch, task.number
-        self.last = self.answer = None
-        self.front.begun = True
-
-    def finish(self, answer: Answer, tail: Iterable[int] = ()) -> None:
-        """The front is done, and the cache holds its text. `tail`: the tokens that stand after its append."""
-        assert self.front is not None
-        assert self.front.begun
-        self.prefix.extend(tail)
-        self.filled = len(self.prefix)
-        self.last, self.answer = self.front.task, answer
-        self.front = None
 
 
 @dataclass(frozen=True, slots=True)

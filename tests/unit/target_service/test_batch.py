@@ -10,7 +10,7 @@ from specwire.law.cursor import Prefix
 from specwire.law.tasks import SessionId, VerifyTask
 from specwire.law.values import Block, Law, Opening, SamplingSpec
 from specwire.worker.jobs import Job
-from specwire.worker.sessions import Session
+from specwire.worker.session import Session
 from specwire.worker.shares import Claim
 from specwire.worker.stepper import NOTHING_DUE, Due
 from target_service.batch import claim_of, linger_until, plan

@@ -12,9 +12,10 @@ from specwire.law.tasks import Answer, ProposeTask, Reason, Refusal, SessionId
 from specwire.wire.codec import PROTOCOL_VERSION, Hello, Kind, TaskFrame, decode_answer_frame, encode_task_frame
 from specwire.wire.info import WorkerInfo
 from specwire.wire.stopwatch import Stamped, now_ns
-from specwire.worker import servicer
+from specwire.worker import stream_end
 from specwire.worker.desk import Delivery, Finished
-from specwire.worker.servicer import StreamEnd, WorkerServicer
+from specwire.worker.servicer import WorkerServicer
+from specwire.worker.stream_end import StreamEnd
 
 INFO = WorkerInfo("draft", "m", "a", 9, "", "", 9, 1, 1, 1, "cpu", "float32", "0", PROTOCOL_VERSION, 77, "here")
 
@@ -90,7 +91,7 @@ def served(engine: Engine) -> WorkerServicer:
 
 def test_answers_that_nobody_reads_stop_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow reader holds itself back (field report 42), and once it reads again everything comes."""
-    monkeypatch.setattr(servicer, "MAX_OUTBOX", 16)
+    monkeypatch.setattr(stream_end, "MAX_OUTBOX", 16)
 
     async def run() -> None:
         sender = Sender(500)
@@ -114,7 +115,7 @@ def test_answers_that_nobody_reads_stop_the_reading(monkeypatch: pytest.MonkeyPa
 
 def test_an_engine_that_lags_stops_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames wait with the sender, not here."""
-    monkeypatch.setattr(servicer, "MAX_BACKLOG_BYTES", 10 * servicer.FRAME_COST)
+    monkeypatch.setattr(stream_end, "MAX_BACKLOG_BYTES", 10 * stream_end.FRAME_COST)
 
     async def run() -> None:
         engine, sender = Engine(), Sender(100)
