@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -97,26 +98,21 @@ def logs(role: str | None, *, follow: bool, lines: int) -> None:
             raise InvalidArgument("role", role, f"one of {', '.join(files)}")
         files = {role: files[role]}
     prefix = {name: f"{name:>12} | " if len(files) > 1 else "" for name in files}
-    opened: dict[str, TextIO] = {}
-    for name, path in files.items():
-        handle: TextIO = path.open(errors="replace")
-        for line in handle.readlines()[-lines:]:
-            print(prefix[name] + line.rstrip("\n"))
-        opened[name] = handle
-    if not follow:
-        return
-    try:
-        while True:
-            quiet = True
-            for name, handle in opened.items():
-                for line in handle.readlines():
-                    print(prefix[name] + line.rstrip("\n"))
-                    quiet = False
+    with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+        opened = {name: stack.enter_context(path.open(errors="replace")) for name, path in files.items()}
+        for name, handle in opened.items():
+            _print(prefix[name], handle.readlines()[-lines:])
+        while follow:
             sys.stdout.flush()
-            if quiet:
+            fresh = [_print(prefix[name], handle.readlines()) for name, handle in opened.items()]
+            if not any(fresh):
                 time.sleep(0.2)
-    except KeyboardInterrupt:
-        return
+
+
+def _print(prefix: str, lines: Sequence[str]) -> int:
+    for line in lines:
+        print(prefix + line.rstrip("\n"))
+    return len(lines)
 
 
 def fetch(name: str) -> None:
