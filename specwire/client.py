@@ -8,12 +8,14 @@ the seed and the prompt alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -21,7 +23,7 @@ from typing import Any, Literal, TypeVar
 import grpc
 import grpc.aio
 
-from specwire.law.errors import InvalidArgument, OurFault, TooLate, Unavailable
+from specwire.law.errors import InvalidArgument, NoRoom, OurFault, TooLate, Unavailable
 from specwire.v1 import inference_pb2 as pb
 from specwire.v1 import inference_pb2_grpc, types_pb2
 from specwire.wire import rpc
@@ -29,6 +31,9 @@ from specwire.wire import rpc
 T = TypeVar("T")
 DEFAULT_ADDRESS = "127.0.0.1:8470"
 RETRY_S = (0.2, 0.5, 1.0, 2.0)
+"""Pauses before a lost request is repeated, by times repeated."""
+MAX_AHEAD = 64
+"""Events made but not yet taken by a synchronous reader: a slow one slows the request, not the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ _LAWS = {
 def make_request(
     *,
     prompt: str | None = None,
-    messages: Sequence[dict[str, str]] | None = None,
+    messages: Sequence[Mapping[str, str]] | None = None,
     prompt_ids: Sequence[int] | None = None,
     max_tokens: int | None = None,
     stop: str | Sequence[str] = (),
@@ -115,53 +120,73 @@ def make_request(
         raise InvalidArgument("method", method, "auto, draft_model or ngram")
     if law not in _LAWS:
         raise InvalidArgument("law", law, "shared_noise or rejection")
-    request = pb.GenerateRequest(ignore_eos=ignore_eos, return_rounds=return_rounds, request_id=request_id)
-    texts = [("stop", text) for text in ([stop] if isinstance(stop, str) else stop)]
-    texts += [("prompt", prompt)] if prompt is not None else []
-    texts += [
-        (f"messages[{i}].{key}", value) for i, message in enumerate(messages or ()) for key, value in message.items()
-    ]
-    for name, text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(
-                name, text[error.start : error.end], "valid Unicode (a lone surrogate is not)"
-            ) from error
-    try:
-        if prompt is not None:
-            request.prompt = prompt
-        elif messages is not None:
-            request.chat.messages.extend(
-                pb.ChatMessage(role=message.get("role", ""), content=message.get("content", "")) for message in messages
-            )
-            request.chat.SetInParent()
-        else:
-            request.prompt_ids.ids.extend(prompt_ids or ())
-            request.prompt_ids.SetInParent()
-        request.stop.extend([stop] if isinstance(stop, str) else stop)
-        request.stop_token_ids.extend(stop_token_ids)
-        for name, value in (
-            ("max_tokens", max_tokens),
-            ("temperature", temperature),
-            ("top_k", top_k),
-            ("top_p", top_p),
-            ("min_p", min_p),
-            ("seed", seed),
-        ):
-            if value is not None:
-                setattr(request, name, value)
-        if num_speculative_tokens == "auto":
-            request.speculation.auto = True
-        elif num_speculative_tokens is not None:
-            request.speculation.num_speculative_tokens = num_speculative_tokens
-    except (ValueError, TypeError) as error:
-        raise InvalidArgument("request", str(error), "within the ranges of inference.proto") from error
+    request = pb.GenerateRequest(
+        ignore_eos=ignore_eos, return_rounds=return_rounds, request_id=_text("request_id", request_id)
+    )
+    if prompt is not None:
+        request.prompt = _text("prompt", prompt)
+    elif messages is not None:
+        request.chat.CopyFrom(_chat(messages))
+    else:
+        _extend("prompt_ids", request.prompt_ids.ids, prompt_ids or ())
+        request.prompt_ids.SetInParent()
+    request.stop.extend(_text("stop", text) for text in ([stop] if isinstance(stop, str) else stop))
+    _extend("stop_token_ids", request.stop_token_ids, stop_token_ids)
+    for name, value in (
+        ("max_tokens", max_tokens),
+        ("temperature", temperature),
+        ("top_k", top_k),
+        ("top_p", top_p),
+        ("min_p", min_p),
+        ("seed", seed),
+    ):
+        if value is not None:
+            _set(request, name, value)
+    if num_speculative_tokens == "auto":
+        request.speculation.auto = True
+    elif num_speculative_tokens is not None:
+        _set(request.speculation, "num_speculative_tokens", num_speculative_tokens)
     if method is not None:
         request.speculation.method = _METHODS[method]
     if law is not None:
         request.speculation.law = _LAWS[law]
     return request
+
+
+def _text(name: str, value: object) -> str:
+    """What protobuf can hold as text. Raises InvalidArgument."""
+    if not isinstance(value, str):
+        raise InvalidArgument(name, value, "text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            name, value[error.start : error.end], "valid Unicode (a lone surrogate is not)"
+        ) from error
+    return value
+
+
+def _chat(messages: Sequence[Mapping[str, str]]) -> pb.Chat:
+    return pb.Chat(
+        messages=[
+            pb.ChatMessage(**{key: _text(f"messages[{n}].{key}", message.get(key)) for key in ("role", "content")})
+            for n, message in enumerate(messages)
+        ]
+    )
+
+
+def _extend(name: str, field: Any, ids: Iterable[int]) -> None:
+    try:
+        field.extend(ids)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(name, ids, "token ids in [0, 2^32)") from error
+
+
+def _set(message: Any, name: str, value: object) -> None:
+    try:
+        setattr(message, name, value)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(name, value, "a number in the field's range (see inference.proto)") from error
 
 
 class Client:
@@ -202,52 +227,34 @@ class Client:
         if not request.HasField("seed"):
             request.seed = secrets.randbits(64)  # ours, so that a repeat gives the same answer
         give_up = None if timeout is None else time.monotonic() + timeout
-        delivered: list[int] = []
-        sent_chars = 0
-        started = False
+        delivery = _Delivery()
         retries = 0
         lost_at: float | None = None
         while True:
             left = None if give_up is None else give_up - time.monotonic()
             if left is not None and left <= 0:
                 raise TooLate("deadline exceeded")
-            seen: list[int] = []
-            text_seen = 0
+            delivery.again()
             call = self._stub().Generate(request, timeout=left)
             try:
                 async for response in call:
-                    lost_at = None
-                    match response.WhichOneof("event"):
-                        case "started":
-                            if not started:
-                                started = True
-                                yield _started(response.started)
-                        case "tokens":
-                            ids, text = tuple(response.tokens.ids), response.tokens.text
-                            skip = max(0, len(delivered) - len(seen))
-                            if tuple(delivered[len(seen) : len(seen) + len(ids)]) != ids[:skip]:
-                                raise OurFault("the repeated answer differs from what was delivered")
-                            seen.extend(ids)
-                            text_seen += len(text)
-                            fresh = ids[skip:]
-                            fresh_text = (
-                                text[max(0, len(text) - (text_seen - sent_chars)) :] if text_seen > sent_chars else ""
-                            )
-                            sent_chars = max(sent_chars, text_seen)
-                            delivered.extend(fresh)
-                            if fresh or fresh_text:
-                                yield Tokens(fresh, fresh_text)
-                        case "final":
-                            yield _final(response.final, retries)
-                            return
+                    event = delivery.take(response, retries)
+                    if event is not None:
+                        lost_at = None  # it got further than before
+                        yield event
+                    if isinstance(event, Final):
+                        return
                 raise Unavailable("the stream ended without a final event")
             except (grpc.aio.AioRpcError, Unavailable) as error:
                 mapped = rpc.error_of(error) if isinstance(error, grpc.aio.AioRpcError) else error
                 now = time.monotonic()
-                lost_at = lost_at or now
-                if not isinstance(mapped, Unavailable) or not started or now - lost_at > self.retry_for_s:
+                lost_at = now if lost_at is None else lost_at
+                passing = isinstance(mapped, Unavailable) or (isinstance(mapped, NoRoom) and retries > 0)
+                if not passing or not delivery.started or now - lost_at >= self.retry_for_s:
                     raise mapped from error
                 pause = RETRY_S[min(retries, len(RETRY_S) - 1)]
+                if isinstance(mapped, NoRoom):
+                    pause = max(pause, mapped.retry_after_s)
                 retries += 1
                 await asyncio.sleep(pause if give_up is None else max(0.0, min(pause, give_up - now)))
             finally:
@@ -264,13 +271,13 @@ class Client:
         response: pb.GetStatsResponse = await self._unary("GetStats", pb.GetStatsRequest(), timeout)
         return response
 
-    async def tokenize(self, text: str | None = None, messages: Sequence[dict[str, str]] | None = None) -> list[int]:
+    async def tokenize(self, text: str | None = None, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
         """Ids of a text, or of a conversation put through the chat template."""
         request = pb.TokenizeRequest()
         if messages is not None:
-            request.chat.messages.extend(pb.ChatMessage(**message) for message in messages)
+            request.chat.CopyFrom(_chat(messages))
         else:
-            request.text = text or ""
+            request.text = _text("text", text or "")
         return list((await self._unary("Tokenize", request, 30.0)).ids)
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -279,17 +286,66 @@ class Client:
         return str((await self._unary("Detokenize", request, 30.0)).text)
 
 
+class _Delivery:
+    """What the caller has got of one answer, however often and in whatever pieces the answer is repeated."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self._ids: list[int] = []
+        """Delivered. Only grows."""
+        self._chars = 0
+        """Characters of text delivered. Only grows."""
+        self._seen_ids = 0
+        """Of the present repetition."""
+        self._seen_chars = 0
+
+    def again(self) -> None:
+        """The answer begins once more."""
+        self._seen_ids = self._seen_chars = 0
+
+    def take(self, response: pb.GenerateResponse, retries: int) -> Event | None:
+        """What is new in this. Raises OurFault when the repeated answer is another one."""
+        match response.WhichOneof("event"):
+            case "started" if not self.started:
+                self.started = True
+                return _started(response.started)
+            case "tokens":
+                ids = self._fresh_ids(tuple(response.tokens.ids))
+                text = self._fresh_text(response.tokens.text)
+                return Tokens(ids, text) if ids or text else None
+            case "final":
+                if self._seen_ids < len(self._ids):
+                    raise OurFault("the repeated answer is shorter than what was delivered")
+                return _final(response.final, self._fresh_text(response.final.text), retries)
+        return None
+
+    def _fresh_ids(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        known = self._ids[self._seen_ids : self._seen_ids + len(ids)]
+        if list(ids[: len(known)]) != known:
+            raise OurFault("the repeated answer differs from what was delivered")
+        fresh = ids[len(known) :]
+        self._seen_ids += len(ids)
+        self._ids.extend(fresh)
+        return fresh
+
+    def _fresh_text(self, text: str) -> str:
+        known = max(0, min(self._chars - self._seen_chars, len(text)))
+        self._seen_chars += len(text)
+        self._chars = max(self._chars, self._seen_chars)
+        return text[known:]
+
+
 def _started(message: pb.Started) -> Started:
     return Started(
         message.request_id, message.model, message.seed, message.prompt_tokens, message.max_tokens, message.sampling
     )
 
 
-def _final(message: pb.Final, retries: int) -> Final:
+def _final(message: pb.Final, text: str, retries: int) -> Final:
     return Final(
         finish_reason="stop" if message.finish_reason == pb.FINISH_REASON_STOP else "length",
         stop=message.stop if message.HasField("stop") else None,
-        text=message.text,
+        text=text,
         usage=message.usage,
         seed=message.seed,
         speculation=message.speculation,
@@ -300,13 +356,15 @@ def _final(message: pb.Final, retries: int) -> Final:
 
 
 class SyncClient:
-    """The same client for code without an event loop."""
+    """The same client for code without an event loop. Every method may be called from any thread."""
 
     def __init__(self, address: str | None = None, *, retry_for_s: float = 60.0) -> None:
+        self._client = Client(address, retry_for_s=retry_for_s)  # first: it may refuse the address
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="specwire client", daemon=True)
+        self._lock = threading.Lock()
+        self._closed = False
         self._thread.start()
-        self._client = Client(address, retry_for_s=retry_for_s)
 
     def __enter__(self) -> SyncClient:
         return self
@@ -317,20 +375,40 @@ class SyncClient:
         self.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        """Runs a coroutine on the client's loop. Raises Unavailable once the client is closed."""
+        with self._lock:
+            if self._closed:
+                coroutine.close()
+                raise Unavailable("the client is closed")
+            running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return running.result()
+        except futures.CancelledError as error:
+            raise Unavailable("the client was closed") from error
 
     def close(self) -> None:
-        """Closes the channel and ends the thread."""
-        if self._thread.is_alive():
-            self._run(self._client.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """Ends what is running, closes the channel and ends the thread. Whoever waits for an answer gets Unavailable."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ending.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._client.close()
 
     def generate(self, *, timeout: float | None = None, **fields: Any) -> Iterator[Event]:
         """As `Client.generate`. Leaving the loop early cancels the request."""
         events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
-        room = asyncio.Semaphore(64)  # events made but not yet taken: a slow reader slows the request, not the memory
+        room = asyncio.Semaphore(MAX_AHEAD)
 
         async def pump() -> None:
             stream = self._client.generate(timeout=timeout, **fields)
@@ -340,13 +418,14 @@ class SyncClient:
                     events.put(event)
                 events.put(None)
             except asyncio.CancelledError:
+                events.put(Unavailable("the client was closed"))
                 raise
             except BaseException as error:
                 events.put(error)
             finally:
                 await stream.aclose()  # type: ignore[attr-defined]
 
-        task = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        task = self._run(_begin(pump))
         try:
             while True:
                 event = events.get()
@@ -354,19 +433,38 @@ class SyncClient:
                     return
                 if isinstance(event, BaseException):
                     raise event
-                self._loop.call_soon_threadsafe(room.release)
+                with self._lock:
+                    if not self._closed:
+                        self._loop.call_soon_threadsafe(room.release)
                 yield event
         finally:
+            self._leave(task)
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        """Cancels a request and waits until it is gone. Not from the loop's own thread, where a dropped generator may end."""
+        if threading.current_thread() is self._thread:
             task.cancel()
+            return
+        with contextlib.suppress(Unavailable):  # closed: then it is gone
+            self._run(_cancelled(task))
 
     def stats(self) -> pb.GetStatsResponse:
         """The state of the service."""
         return self._run(self._client.stats())
 
-    def tokenize(self, text: str | None = None, messages: Sequence[dict[str, str]] | None = None) -> list[int]:
+    def tokenize(self, text: str | None = None, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
         """Ids of a text or a conversation."""
         return self._run(self._client.tokenize(text, messages))
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of ids."""
         return self._run(self._client.detokenize(ids, skip_special_tokens))
+
+
+async def _begin(work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    return asyncio.create_task(work())
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
