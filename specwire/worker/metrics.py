@@ -37,6 +37,7 @@ class WorkerMetrics:
         self._steps, self._failed_steps = counter("steps"), counter("failed_steps")
         self._rows, self._prefill_rows = counter("rows"), counter("prefill_rows")
         self._tasks, self._bad_laws = counter("tasks"), counter("bad_laws")
+        self._outcomes: dict[str, Counter] = {}
         self._drafted, self._accepted = counter("proposed_tokens"), counter("accepted_tokens")
         self._compute, self._step, self._queue = (
             histogram("compute_seconds"),
@@ -55,23 +56,29 @@ class WorkerMetrics:
         self._prefill_rows.inc(timing.prefill_rows)
         self._compute.observe(timing.compute_us / 1e6)
         self._step.observe((timing.prepare_us + timing.compute_us + timing.sample_us) / 1e6)
-        for task in record.tasks:
-            if task.done:
-                self._queue.observe(task.queue_us / 1e6)
-                self._drafted.inc(task.proposed)
-                self._accepted.inc(task.accepted)
+        done = [task for task in record.tasks if task.done]
+        for task in done:
+            self._queue.observe(task.queue_us / 1e6)
+        self._drafted.inc(sum(task.proposed for task in done))
+        self._accepted.inc(sum(task.accepted for task in done))
 
     def task_done(self, answer: Answer) -> None:
         """See Observer."""
         result = answer.result
         if isinstance(result, Refusal):
-            self._tasks.labels(f"refused_{result.reason.value}").inc()
+            self._outcome(f"refused_{result.reason.value}")
         elif isinstance(result, Failure):
-            self._tasks.labels("failed").inc()
+            self._outcome("failed")
             self._bad_laws.inc(result.bad_law)
         else:
             outcome = "verdict" if isinstance(result, Verdict) else "block" if isinstance(result, Block) else "prefill"
-            self._tasks.labels(outcome).inc()
+            self._outcome(outcome)
+
+    def _outcome(self, outcome: str) -> None:
+        child = self._outcomes.get(outcome)
+        if child is None:  # labels() checks its argument each time
+            child = self._outcomes[outcome] = self._tasks.labels(outcome)
+        child.inc()
 
     def session_count(self, sessions: int, waiting: int) -> None:
         """See Observer."""

@@ -12,7 +12,7 @@ import dataclasses
 from collections import deque
 
 from specwire.law.errors import SpecwireError, Unavailable
-from specwire.law.tasks import TaskTiming
+from specwire.law.tasks import Answer, TaskTiming
 from specwire.wire.codec import AnswerFrame, Kind, encode_answer_frame
 from specwire.wire.stopwatch import now_ns
 from specwire.worker.desk import Delivery
@@ -108,7 +108,8 @@ class StreamEnd:
         for each in delivery.finished:
             residence_us = max(0, handed_over - each.received_ns) // 1000
             timing = TaskTiming(residence_us, each.parse_us, each.queue_us, each.compute_us)
-            answers.append(dataclasses.replace(each.answer, timing=timing))
+            said = each.answer
+            answers.append(Answer(said.session, said.epoch, said.number, said.length, said.result, timing))
         step = delivery.step
         if step is not None:
             step = dataclasses.replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -229,3 +230,25 @@ async def test_the_parts_of_a_tasks_time_lie_within_its_residence() -> None:
         assert (step.rows, step.prefill_rows, step.sessions, step.step) == (1, 7, 1, 1)
         assert frames[1].step is not None
         assert frames[1].step.previous_serialise_us > 0
+
+
+@on_a_loop
+async def test_announced_blocks_are_waited_for_and_verified_together() -> None:
+    """The hint says three more are due: the first waits, and starts with whoever came when no more is announced."""
+    steps = Steps()
+    async with worker("target", TABLE, observers=(steps,)) as server, Peer(server, "target") as peer:
+        sessions = [text((n, 2, 3), counter=n) for n in (1, 2, 3)]
+        tasks = [session.verify(0) for session in sessions]
+        stepper: Any = server.engine.ready.result()
+        stepper._step_s = 1e6  # as if steps took so long; then waiting for company is worth while
+        await peer.send(tasks[0], due_sessions=3, due_us=900_000_000)
+        await peer.send(tasks[1], due_sessions=2, due_us=800_000_000)
+        await peer.echo()
+        waited = (await sizes(server))["waiting"]
+        await peer.send(tasks[2])
+        answers = await peer.answers(*tasks)
+        await sizes(server)
+
+        assert waited == 2
+        assert [answer.result for answer in answers] == [Verdict(0, *plain(TABLE, s, 1)) for s in sessions]
+        assert [record.timing.sessions for record in steps.records] == [3]
