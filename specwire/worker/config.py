@@ -51,7 +51,7 @@ class WorkerConfig(BaseModel):
     """Most tokens one task may append; the coordinator splits longer texts."""
     max_lease_s: Seconds = 60.0
     """Upper limit for the lease that a coordinator asks for: how long sessions outlive their stream."""
-    idle_s: Seconds = 1800.0
+    idle_s: Seconds = 600.0
     """A session nobody spoke of for so long is dropped, should its close have been lost; it costs a replay at most."""
     hang_s: Seconds = 60.0
     """A step that takes longer makes the worker unhealthy."""

@@ -56,15 +56,19 @@ class Leases:
         peer = self._peers.get(session.incarnation)
         return peer.lost_at if peer else 0.0
 
+    def lease_s(self, session: SessionId) -> float:
+        """The lease of the session's coordinator."""
+        peer = self._peers.get(session.incarnation)
+        return peer.lease_s if peer else 0.0
+
     def closed(self, session: SessionId) -> bool:
         """Whether a tombstone stands."""
         return session in self._tombstones
 
     def bury(self, session: SessionId, now: float) -> None:
         """Raises a tombstone."""
-        peer = self._peers.get(session.incarnation)
         self._tombstones.pop(session, None)
-        self._tombstones[session] = now + (peer.lease_s if peer else 0.0)
+        self._tombstones[session] = now + self.lease_s(session)
 
     def expire(self, now: float) -> set[int]:
         """Forgets what is over. Returns the incarnations whose sessions are over too."""

@@ -123,7 +123,7 @@ class SessionTable:
         if task.opening is None:
             return Refusal(Reason.LENGTH)
         slot = self._slots.acquire()
-        if slot is None and self._evict_orphan():
+        if slot is None and self._evict(now):
             slot = self._slots.acquire()
         if slot is None:
             return Refusal(Reason.NO_ROOM, detail=f"all {len(self._sessions)} cache slots are held")
@@ -132,12 +132,19 @@ class SessionTable:
         self._sessions[task.session] = session
         return Accept(session)
 
-    def _evict_orphan(self) -> bool:
-        """Frees the slot of the session that has been without a stream for longest: it costs its owner a replay at most."""
-        orphans = [s for s in self._sessions if self.leases.lost_at(s) is not None]
-        if not orphans:
+    def _evict(self, now: float) -> bool:
+        """Makes room at the cost of a replay at most: of the session that has been without a stream for longest, else of
+        the one nobody spoke of for longest, if for more than its lease. False: everybody here is in use."""
+        lost = {session: at for session in self._sessions if (at := self.leases.lost_at(session)) is not None}
+        quiet = {
+            key: session.touched
+            for key, session in self._sessions.items()
+            if session.front is None and session.touched + self.leases.lease_s(key) < now
+        }
+        candidates = lost or quiet
+        if not candidates:
             return False
-        self.drop(min(orphans, key=lambda s: self.leases.lost_at(s) or 0.0))
+        self.drop(min(candidates, key=lambda key: candidates[key]))
         return True
 
     def turn(self, session: Session) -> list[tuple[Job, Refusal]]:

@@ -181,10 +181,10 @@ class Machine(RuleBasedStateMachine):
             if asked.keep:
                 return Reason.LENGTH, 0, 0
             if len(self.known) == SLOTS:
-                orphans = [s for s in self.known if self.lost.get(s.incarnation, 0.0) is not None]
-                if not orphans:
+                leaves = self.makes_room()
+                if leaves is None:
                     return Reason.NO_ROOM, 0, 0
-                del self.known[min(orphans, key=lambda s: self.lost.get(s.incarnation) or 0.0)]
+                del self.known[leaves]
             self.known[session] = Known(waiting=[made], touched=self.now)
             return "accept", []
         known.touched = self.now
@@ -206,6 +206,13 @@ class Machine(RuleBasedStateMachine):
         overtaken = [other.number for other, _, _ in known.waiting]
         known.waiting, known.begun = [made], False
         return "accept", overtaken
+
+    def makes_room(self) -> SessionId | None:
+        orphans = [s for s in self.known if self.lost[s.incarnation] is not None]
+        if orphans:
+            return min(orphans, key=lambda s: self.lost[s.incarnation] or 0.0)
+        quiet = [s for s, k in self.known.items() if not k.waiting and k.touched + LEASE_S < self.now]
+        return min(quiet, key=lambda s: self.known[s].touched, default=None)
 
     def here(self, known: Known) -> tuple[int, int]:
         if known.number < 0:
