@@ -119,7 +119,9 @@ class SparseLaw:
 
     def __post_init__(self) -> None:
         if not self.ids or len(self.ids) != len(self.weights):
-            raise InvalidArgument("draft_law", f"{len(self.ids)} ids, {len(self.weights)} weights", "as many weights as ids, at least one")
+            raise InvalidArgument(
+                "draft_law", f"{len(self.ids)} ids, {len(self.weights)} weights", "as many weights as ids, at least one"
+            )
         if len(set(self.ids)) != len(self.ids):
             raise InvalidArgument("draft_law.ids", self.ids, "without repeats")
         if min(self.weights) <= 0 or sum(self.weights) > MAX_U32:

@@ -69,8 +69,8 @@ class LanguageModel(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Tokens a slot holds; start + len(tokens) of a feed must not exceed it. At least max context of the service plus nothing:
-        headroom that a batched pass needs for padding is the model's own affair and not counted here."""
+        """Tokens a slot holds; start + len(tokens) of a feed must not exceed it. What a batched pass needs for padding is the
+        model's own affair and not counted here."""
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Writes every feed's tokens to its slot and returns scores (logits), float32 or float64, [sum(rows), columns], in the
