@@ -288,6 +288,7 @@ async def service(
     draft_settings: dict[str, Any] | None = None,
     slots: int = 16,
     max_block: int = 8,
+    worker_tokenizer: str | None = None,
     **settings: Any,
 ) -> AsyncIterator[Service]:
     """A stack with one target and any number of drafts, all ready. `relays` by worker name (target-0, draft-0, draft-1, ...).
@@ -302,6 +303,7 @@ async def service(
         for name, table in tables.items():
             role = name.partition("-")[0]
             model = {"model": "table", "table": table, "max_sessions": slots, "max_block": max_block}
+            model |= {"tokenizer": worker_tokenizer} if worker_tokenizer else {}
             more = (target_settings if role == "target" else draft_settings) or {}
             config = {"token_budget": max(512, 4 * (max_block + 9)), "model": model, **more}
             await stack.start_worker(WorkerPlan(role, name, config, (relays or {}).get(name)))

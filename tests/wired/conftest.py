@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -21,20 +23,33 @@ DRAFTS = {
 """Drafts by quality: the target itself, right about half the time, uniform, and one that always says the same."""
 
 
+@contextlib.contextmanager
+def shared(manager: AbstractAsyncContextManager[Service]) -> Iterator[Service]:
+    """A service on the shared loop, for a fixture."""
+    stack = the_loop().run(manager.__aenter__())
+    try:
+        yield stack
+    finally:
+        the_loop().run(manager.__aexit__(None, None, None))
+
+
 @pytest.fixture(scope="session", params=[*DRAFTS, "absent"])
 def any_draft(request: pytest.FixtureRequest) -> Iterator[Service]:
     """A stack per quality of draft."""
     drafts = [DRAFTS[request.param]] if request.param in DRAFTS else []
-    manager = service(TARGET, *drafts)
-    stack = the_loop().run(manager.__aenter__())
-    yield stack
-    the_loop().run(manager.__aexit__(None, None, None))
+    with shared(service(TARGET, *drafts)) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")
 def middling() -> Iterator[Service]:
     """A stack whose draft is right about half the time."""
-    manager = service(TARGET, DRAFTS["middling"])
-    stack = the_loop().run(manager.__aenter__())
-    yield stack
-    the_loop().run(manager.__aexit__(None, None, None))
+    with shared(service(TARGET, DRAFTS["middling"])) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def perfect() -> Iterator[Service]:
+    """A stack whose draft is the target."""
+    with shared(service(TARGET, DRAFTS["good"])) as stack:
+        yield stack
