@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
-import yaml
 
 from specwire.law.errors import InvalidArgument
+from specwire.settings import build_config, put_value, read_file
 from specwire.wire.rpc import check_bind
 
 
@@ -49,7 +48,11 @@ def _auto_or_whole(value: object, least: int, most: int) -> object:
 
 
 class CoordinatorConfig(Frozen):
-    """One coordinator."""
+    """Runs the coordinator: the process that clients call, that workers register with, and that moves blocks between draft and
+    target. Ends with status 0 after SIGTERM or SIGINT (running requests may finish), 2 when it cannot start.
+
+    example: python -m coordinator --set bind=127.0.0.1:8470 --set tokenizer=models/smollm2
+    """
 
     name: str = "coordinator"
     bind: str = "127.0.0.1:8470"
@@ -97,38 +100,9 @@ class CoordinatorConfig(Frozen):
         return self
 
 
-def first_error(error: pydantic.ValidationError) -> InvalidArgument:
-    """Pydantic's report as one of ours: the field's path, its value, the limit."""
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"]) or "config"
-    limit = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if first["type"] in ("extra_forbidden", "invalid_key"):
-        limit = "a known key"
-    return InvalidArgument(path, first.get("input"), limit)
-
-
 def load(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
     """Reads a YAML file (None: defaults) and puts `overrides` (dotted keys) over it. Raises InvalidArgument."""
-    data: dict[str, Any] = {}
-    if path is not None:
-        try:
-            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidArgument("--config", path, f"a readable file ({error.strerror})") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InvalidArgument("--config", path, f"YAML ({error})") from error
-        if loaded is not None and not isinstance(loaded, dict):
-            raise InvalidArgument("--config", path, "a mapping of settings")
-        data = loaded or {}
+    values = read_file(path)
     for key, value in overrides.items():
-        place = data
-        *parents, last = key.split(".")
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise InvalidArgument("--set", key, "a path of mappings")
-        place[last] = value
-    try:
-        return CoordinatorConfig.model_validate(data)
-    except pydantic.ValidationError as error:
-        raise first_error(error) from error
+        put_value(values, key, value)
+    return build_config(CoordinatorConfig, values)

@@ -10,7 +10,7 @@ from typing import Any
 
 from draft_service.config import DraftConfig
 from draft_service.role import DRAFT
-from specwire.worker.config import build_config
+from specwire.settings import build_config
 from specwire.worker.hosted import HostedWorker
 from specwire.worker.main import prepare_logging, prepare_threads
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specwire.worker.config import build_config
+from specwire.settings import build_config
 from specwire.worker.hosted import HostedWorker
 from specwire.worker.main import prepare_logging, prepare_threads
 from target_service.config import TargetConfig

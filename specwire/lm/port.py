@@ -75,7 +75,7 @@ class LanguageModel(Protocol):
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Writes every feed's tokens to its slot and returns scores (logits), float32 or float64, [sum(rows), columns], in the
         order of feeds and tokens. Row r belongs to the token after the r-th wanted token. Feeds name distinct slots.
-        Raises ValueError on a feed that breaks the above, before anything is written. The result may be overwritten by the next call.
+        Raises ValueError on a feed that breaks the above, before anything is written. The next call may overwrite the result.
         Blocks until the scores are readable on CPU models; on CUDA it is asynchronous."""
 
     def synchronize(self) -> None:

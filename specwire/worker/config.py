@@ -1,20 +1,11 @@
-"""What both workers can be told, where it comes from, and how it is refused.
-
-Configuration is read once, checked once, printed at start and never changed. It comes from one YAML file (`--config`) and from
-`--set key=value`, which wins; nothing is read from the environment.
-"""
+"""What both workers can be told."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specwire.law.errors import InvalidArgument
 from specwire.lm.load import ModelConfig
 from specwire.wire.rpc import check_bind, split_address
 from specwire.worker.shares import check_budget
@@ -69,88 +60,3 @@ class WorkerConfig(BaseModel):
             split_address(self.coordinator, "coordinator")
         check_budget(self.token_budget, self.model.max_block + 1)
         return self
-
-
-C = TypeVar("C", bound=WorkerConfig)
-
-
-def build_config(kind: type[C], values: dict[str, Any]) -> C:
-    """Checks plain values. Raises InvalidArgument naming field, value and limit."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, InvalidArgument):
-            raise cause from None
-        field = ".".join(str(part) for part in first["loc"]) or "configuration"
-        if first["type"] == "extra_forbidden":
-            raise InvalidArgument(field, first["input"], "absent: there is no such setting") from None
-        if first["type"] == "missing":
-            raise InvalidArgument(field, None, "given") from None
-        limit = first["msg"].removeprefix("Input should be ").replace("String should have", "text of", 1)
-        raise InvalidArgument(field, first["input"], limit) from None
-
-
-def set_value(values: dict[str, Any], setting: str) -> None:
-    """Applies one `a.b=value`; the value is read as YAML, so numbers, booleans and lists are what they look like."""
-    key, separator, text = setting.partition("=")
-    if not separator or not key:
-        raise InvalidArgument("--set", setting, "key=value")
-    *parents, last = key.split(".")
-    for parent in parents:
-        below = values.setdefault(parent, {})
-        if not isinstance(below, dict):
-            raise InvalidArgument(key, text, f"under a group; {parent} is {below!r}")
-        values = below
-    try:
-        values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidArgument(key, text, "a YAML value") from error
-
-
-def read_config(kind: type[C], program: str, arguments: Sequence[str]) -> C:
-    """Configuration from a command line. Raises InvalidArgument; --help exits."""
-    parser = argparse.ArgumentParser(
-        prog=program,
-        description=kind.__doc__,
-        epilog=_settings(kind),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="one setting, e.g. model.max_sessions=4; repeatable",
-    )
-    parsed = parser.parse_args(arguments)
-    values: dict[str, Any] = {}
-    if parsed.config is not None:
-        try:
-            values = yaml.safe_load(Path(parsed.config).read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise InvalidArgument("--config", parsed.config, f"a readable YAML file ({error})") from error
-        if not isinstance(values, dict):
-            raise InvalidArgument("--config", parsed.config, "a YAML file of settings, one mapping")
-    for setting in parsed.set:
-        set_value(values, setting)
-    return build_config(kind, values)
-
-
-def _settings(kind: type[BaseModel], prefix: str = "") -> str:
-    lines = ["settings (default):"] if not prefix else []
-    for name, field in kind.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            lines.append(_settings(inner, f"{prefix}{name}."))
-        else:
-            default = "required" if field.is_required() else field.default
-            lines.append(f"  {prefix}{name} ({default})")
-    return "\n".join(lines)
-
-
-def show_config(config: WorkerConfig) -> str:
-    """The whole configuration as YAML, for the log."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False).rstrip()

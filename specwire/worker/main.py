@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from specwire.law.errors import SpecwireError
-from specwire.worker.config import WorkerConfig, read_config
+from specwire.settings import read_config
+from specwire.worker.config import WorkerConfig
 from specwire.worker.service import Role, WorkerServer
 
 log = logging.getLogger(__name__)

@@ -22,13 +22,14 @@ import specwire
 from specwire.law.errors import InvalidArgument
 from specwire.lm.load import build_model
 from specwire.lm.port import LanguageModel
+from specwire.settings import show_config
 from specwire.spans import SpanSink
 from specwire.telemetry import SERVICES, setup_tracing
 from specwire.v1 import types_pb2
 from specwire.wire import rpc
 from specwire.wire.codec import PROTOCOL_VERSION, Kind
 from specwire.wire.info import WorkerInfo, vocabulary_fingerprint
-from specwire.worker.config import WorkerConfig, show_config
+from specwire.worker.config import WorkerConfig
 from specwire.worker.engine import Engine
 from specwire.worker.metrics import WorkerMetrics
 from specwire.worker.observe import Observer, Observers

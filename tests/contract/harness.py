@@ -20,6 +20,7 @@ from specwire.law.values import Block, Law, Opening, SamplingSpec, Verdict
 from specwire.lm.port import Feed
 from specwire.lm.table import TableModel
 from specwire.lm.table_config import TableConfig
+from specwire.settings import build_config
 from specwire.wire import rpc
 from specwire.wire.codec import (
     PROTOCOL_VERSION,
@@ -31,7 +32,6 @@ from specwire.wire.codec import (
     encode_task_frame,
 )
 from specwire.wire.stopwatch import now_ns
-from specwire.worker.config import build_config
 from specwire.worker.observe import StepRecord
 from specwire.worker.service import Role, WorkerServer
 from target_service.config import TargetConfig

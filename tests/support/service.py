@@ -27,8 +27,8 @@ from draft_service.config import DraftConfig
 from draft_service.role import DRAFT
 from specwire.client import Client, Final, Started, Tokens
 from specwire.lm.table_config import TableConfig
+from specwire.settings import build_config
 from specwire.v1 import inference_pb2 as pb
-from specwire.worker.config import build_config
 from specwire.worker.registration import Registration
 from specwire.worker.service import Role, WorkerServer
 from target_service.config import TargetConfig

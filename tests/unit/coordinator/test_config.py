@@ -48,8 +48,8 @@ def test_an_empty_file_is_no_settings(tmp_path: Path) -> None:
         ({"max_running": 0}, "max_running: got 0, must be greater than or equal to 1"),
         ({"bind": 8470}, "bind: got 8470, must be a valid string"),
         ({"bind": "127.0.0.1"}, "bind: got '127.0.0.1', must be host:port with a port in [0, 65535]"),
-        ({"nmae": "x"}, "nmae: got 'x', must be a known key"),
-        ({"speculation.lwa": "x"}, "speculation.lwa: got 'x', must be a known key"),
+        ({"nmae": "x"}, "nmae: got 'x', must be absent: there is no such setting"),
+        ({"speculation.lwa": "x"}, "speculation.lwa: got 'x', must be absent: there is no such setting"),
         ({"speculation.law": "fast"}, "speculation.law: got 'fast', must be 'shared_noise' or 'rejection'"),
         (
             {"speculation.num_speculative_tokens": 65},
@@ -94,7 +94,12 @@ def test_a_foreign_address_needs_permission() -> None:
 
 @pytest.mark.parametrize(
     ("content", "limit"),
-    [(b"- a\n- b\n", "a mapping"), (b"a: [1\n", "YAML"), (b"\xff\xfe\x00", "YAML"), (b"3: 4\n", "a known key")],
+    [
+        (b"- a\n- b\n", "one mapping by name"),
+        (b"a: [1\n", "YAML"),
+        (b"\xff\xfe\x00", "YAML"),
+        (b"3: 4\n", "one mapping by name"),
+    ],
     ids=["list", "not yaml", "binary", "number as key"],
 )
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, content: bytes, limit: str) -> None:
@@ -114,7 +119,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_path_through_a_value_is_refused() -> None:
     """`name` is no group of settings."""
-    with pytest.raises(InvalidArgument, match="a path of mappings"):
+    with pytest.raises(InvalidArgument, match="under a group"):
         load(None, {"name": "x", "name.first": "y"})
 
 

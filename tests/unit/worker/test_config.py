@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from draft_service.config import DraftConfig
 from specwire.law.errors import InvalidArgument
-from specwire.worker.config import build_config, read_config, set_value, show_config
+from specwire.settings import build_config, read_config, set_value, show_config
 from target_service.config import TargetConfig
 
 

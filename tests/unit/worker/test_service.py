@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from draft_service.actor import DraftActor
 from specwire.law.errors import InvalidArgument
 from specwire.lm.load import build_model
+from specwire.settings import build_config
 from specwire.v1 import types_pb2
 from specwire.wire import rpc
 from specwire.worker import service
-from specwire.worker.config import build_config
 from specwire.worker.service import WorkerServer
 from target_service.actor import TargetActor
 from target_service.config import TargetConfig
