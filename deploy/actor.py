@@ -1,4 +1,4 @@
-"""What Ray runs: one service of any kind as an actor.
+"""What runs inside Ray: one service of any kind as an actor; and the process that holds a Ray of ours.
 
 Law. Ray repeats the constructor of a dead actor and nothing else, so the constructor ends with a serving service.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -61,3 +64,33 @@ def _write_to(path: str) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+
+
+def hold(files: str, told: str, host: str, cores: str, object_store_mb: str) -> None:
+    """Starts a Ray here, writes its address to the file `told`, and ends it at SIGTERM. `files`: its session folder."""
+    import ray
+
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ray.init(
+        address="local",
+        num_cpus=int(cores),
+        object_store_memory=int(object_store_mb) * 1_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=files,
+        _node_ip_address=host,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):  # Ray took them
+        signal.signal(number, lambda *_: over.set())
+    fresh = Path(told).with_suffix(".tmp")
+    fresh.write_text(ray.get_runtime_context().gcs_address)
+    fresh.replace(told)
+    over.wait()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    hold(*sys.argv[1:])

@@ -10,28 +10,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from deploy import placement, processes, ray_head, ready
 from deploy.actor import Hosted
 from deploy.configs import WILDCARDS, environment
 from deploy.placement import Node
 from deploy.ready import StartError
-from deploy.state import RayState, Running, StateError, StateFolder
+from deploy.state import Running, StateError, StateFolder
 from deploy.topology import Topology
 from specwire.wire.rpc import split_address
 
 if TYPE_CHECKING:
     from specwire.v1 import inference_pb2 as pb
 
-T = TypeVar("T")
 NAMESPACE = "specwire"
 ACTORS = {
     "coordinator": ("coordinator.actor", "CoordinatorActor"),
@@ -39,6 +35,8 @@ ACTORS = {
     "draft": ("draft_service.actor", "DraftActor"),
 }
 CALL_S = 10.0
+CONNECT_S = 60.0
+"""Of a Ray that is there; a busy machine needs long."""
 
 
 def up(
@@ -63,11 +61,11 @@ def up(
         log.unlink()
     running = Running("ray", str(configs["coordinator"]["bind"]), source, workers, time.time())
     say("starting Ray")
-    running = _find_ray(folder, topology, running, timeout_s)
+    running = ray_head.find(folder, topology.ray, running, NAMESPACE, timeout_s)
     try:
         folder.write(running)
         say("connecting to Ray")
-        connect(folder, running, left())
+        connect(folder, running, min(CONNECT_S, left()))
         _refuse_second(configs)
     except StateError:
         _disconnect()
@@ -89,19 +87,6 @@ def up(
     return running, stats
 
 
-def _find_ray(folder: StateFolder, topology: Topology, running: Running, timeout_s: float) -> Running:
-    """Decides which Ray, and starts it when it is to be ours. RAY_ADDRESS counts unless the topology says which."""
-    settings = topology.ray
-    address = settings.address
-    if "address" not in settings.model_fields_set:
-        address = os.environ.get("RAY_ADDRESS") or address
-    if address != "local":
-        return replace(running, ray=RayState(address, NAMESPACE, started=False))
-    head = ray_head.start(folder, settings.object_store_mb, timeout_s)
-    state = RayState(head.address, NAMESPACE, started=True, folder=str(head.folder))
-    return replace(running, ray=state, processes=(head.process,))
-
-
 def connect(folder: StateFolder, running: Running, timeout_s: float) -> Any:
     """Connects this process to the Ray of `running` and returns the module. Raises StartError."""
     assert running.ray is not None
@@ -113,7 +98,9 @@ def connect(folder: StateFolder, running: Running, timeout_s: float) -> Any:
     logging.getLogger("ray").setLevel(logging.ERROR)
     if not ray.is_initialized():
         address = running.ray.address
-        _within(
+        if not ray_head.reachable(running.ray):
+            raise StartError(f"Ray at {address} cannot be used: nobody listens there")
+        ready.within(
             timeout_s,
             f"Ray at {address}",
             lambda: ray.init(
@@ -131,27 +118,6 @@ def _disconnect() -> None:
     import ray
 
     ray.shutdown()
-
-
-def _within(seconds: float, what: str, act: Callable[[], T]) -> T:
-    """What `act` returns, or StartError: Ray waits for minutes for a peer that is gone."""
-    found: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(act())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name=what, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise StartError(f"{what} cannot be used: {str(failed[0]).strip().splitlines()[0]}") from failed[0]
-    if not found:
-        raise StartError(f"{what} does not answer within {seconds:.0f} s")
-    return found[0]
 
 
 def _refuse_second(configs: Mapping[str, Any]) -> None:
@@ -241,7 +207,7 @@ def _await_address(ref: Any, timeout_s: float) -> str:
     except ray.exceptions.GetTimeoutError:
         raise StartError(f"coordinator did not start within {timeout_s:.0f} s") from None
     except ray.exceptions.RayError as error:
-        raise StartError(f"coordinator could not start: {cause(error)}") from None
+        raise StartError(f"coordinator could not start: {ready.cause(error)}") from None
 
 
 def _endpoint(bound: str, node: str) -> str:
@@ -262,25 +228,17 @@ def _first_failure(folder: StateFolder, running: Running, starting: dict[Any, st
         try:
             ray.get(ref)
         except ray.exceptions.RayError as error:
-            return f"{name} could not start: {cause(error)}"
+            return f"{name} could not start: {ready.cause(error)}"
     return None
-
-
-def cause(error: BaseException) -> str:
-    """The line that matters of Ray's account: the last one that names an exception of ours."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line.split(":")[0] or line.startswith("specwire.")]
-    return (named or lines or [type(error).__name__])[-1]
 
 
 def down(folder: StateFolder, running: Running, grace_s: float) -> list[str]:
     """Ends the actors, and Ray if it is ours. Returns the names of the services that were stopped."""
     assert running.ray is not None
     stopped: list[str] = []
-    reachable = ":" not in running.ray.address or "//" in running.ray.address or ray_head.listens(running.ray.address)
-    if reachable:
+    if ray_head.reachable(running.ray):
         try:
-            connect(folder, running, 20.0)
+            connect(folder, running, CONNECT_S)
             stopped = _stop_actors(running, grace_s)
             _disconnect()
         except StartError:
@@ -315,7 +273,7 @@ def _stop_actors(running: Running, grace_s: float) -> list[str]:
 
 def report(folder: StateFolder, running: Running) -> list[dict[str, Any]]:
     """Node, process and address of each actor, as the actors tell."""
-    connect(folder, running, 20.0)
+    connect(folder, running, CONNECT_S)
     import ray
 
     rows: list[dict[str, Any]] = []
@@ -325,37 +283,6 @@ def report(folder: StateFolder, running: Running) -> list[dict[str, Any]]:
         except ValueError:
             rows.append({"name": name, "state": "gone"})
         except ray.exceptions.RayError as error:
-            rows.append({"name": name, "state": f"not answering: {cause(error)}"})
+            rows.append({"name": name, "state": f"not answering: {ready.cause(error)}"})
     _disconnect()
     return rows
-
-
-def hold(files: str, told: str, cores: str, object_store_mb: str) -> None:
-    """Body of the process that holds a Ray of ours: starts it, says where, and ends it when told to."""
-    import ray
-
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    ray.init(
-        address="local",
-        namespace=NAMESPACE,
-        num_cpus=int(cores),
-        object_store_memory=int(object_store_mb) * 1_000_000,
-        include_dashboard=False,
-        log_to_driver=False,
-        _temp_dir=files,
-        _node_ip_address=ray_head.HOST,
-    )
-    for number in (signal.SIGTERM, signal.SIGINT):  # Ray took them
-        signal.signal(number, lambda *_: over.set())
-    fresh = Path(told).with_suffix(".tmp")
-    fresh.write_text(ray.get_runtime_context().gcs_address)
-    fresh.replace(told)
-    over.wait()
-    ray.shutdown()
-
-
-if __name__ == "__main__":
-    hold(*sys.argv[1:])

@@ -103,9 +103,9 @@ def first_failure(folder: StateFolder) -> str | None:
     """During a start: the first service that died, with what it said last. One that dies at start would die again."""
     running = folder.read()
     for process in running.processes if running is not None else ():
-        if process.exit or (process.name != "supervisor" and not process.alive):
+        if process.exit:
             said = ready.tail(folder.log(process.name)) or "(it wrote nothing)"
-            return f"{process.name} {process.exit or 'ended'} while starting. It said:\n{said}"
+            return f"{process.name} {process.exit} while starting. It said:\n{said}"
     return None
 
 

@@ -1,6 +1,6 @@
 """A Ray of our own on this machine: started detached, kept to loopback, locked with a token, ended to the last process.
 
-`import ray` does not stand here: a process of its own (`deploy.cluster`, run as a program) holds the head. Its ports are bound to
+`import ray` does not stand here: a process of its own (`deploy.actor`, run as a program) holds the head. Its ports are bound to
 loopback only, because whoever reaches a Ray can run any code; it takes a token besides, so that other users of this machine
 cannot either. It is ended by the processes that we started and their children, never by `ray stop`, which ends every Ray on the
 machine. And it starts fewer parts than `ray start` does: no server for Ray's own client, no autoscaler, no spare workers.
@@ -19,15 +19,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from deploy import processes, ready
 from deploy.ready import StartError
-from deploy.state import Process, StateFolder
+from deploy.state import Process, RayState, Running, StateFolder
 from deploy.supervisor import how
+from deploy.topology import RaySettings
 
 HOST = "127.0.0.1"
 TOKEN = "ray_token"
@@ -68,6 +69,18 @@ def environment(folder: StateFolder) -> dict[str, str]:
     }
 
 
+def find(folder: StateFolder, settings: RaySettings, running: Running, namespace: str, timeout_s: float) -> Running:
+    """Decides which Ray, and starts it when it is to be ours. RAY_ADDRESS counts unless the topology says which."""
+    address = settings.address
+    if "address" not in settings.model_fields_set:
+        address = os.environ.get("RAY_ADDRESS") or address
+    if address != "local":
+        return replace(running, ray=RayState(address, namespace, started=False))
+    head = start(folder, settings.object_store_mb, timeout_s)
+    state = RayState(head.address, namespace, started=True, folder=str(head.folder))
+    return replace(running, ray=state, processes=(head.process,))
+
+
 def start(folder: StateFolder, object_store_mb: int, timeout_s: float) -> Head:
     """Starts a head and waits until it runs. Raises StartError with its last words.
 
@@ -88,7 +101,17 @@ def _try(folder: StateFolder, object_store_mb: int, give_up: float) -> Head:
     base = tempfile.gettempdir()
     files = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base if len(base) < LONGEST_TMP else "/tmp"))
     told = files / "address"
-    command = (sys.executable, "-P", "-m", "deploy.cluster", str(files), str(told), str(cores()), str(object_store_mb))
+    command = (
+        sys.executable,
+        "-P",
+        "-m",
+        "deploy.actor",
+        str(files),
+        str(told),
+        HOST,
+        str(cores()),
+        str(object_store_mb),
+    )
     with folder.log("ray").open("wb") as log:
         started = subprocess.Popen(
             command,
@@ -129,6 +152,12 @@ def listens(address: str) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
         return True
     return False
+
+
+def reachable(state: RayState) -> bool:
+    """False when it is certain that no Ray is there."""
+    plain = ":" in state.address and "//" not in state.address
+    return not plain or listens(state.address)
 
 
 def stop(head: Process, files: Path, grace_s: float = 3.0) -> None:

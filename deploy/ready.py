@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
@@ -24,6 +25,7 @@ from specwire.wire.rpc import split_address
 if TYPE_CHECKING:
     from specwire.v1 import inference_pb2 as pb
 
+T = TypeVar("T")
 LOOK_EVERY_S = 0.15
 TAIL_LINES = 12
 
@@ -134,3 +136,31 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 def unavailable(endpoint: str) -> Unavailable:
     """Nobody answers where the service should be."""
     return Unavailable(f"no service answers at {endpoint}; start one with `specwire up`, or look at `specwire logs`")
+
+
+def within(seconds: float, what: str, act: Callable[[], T]) -> T:
+    """What `act` returns, or StartError: Ray waits for minutes for a peer that is gone."""
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise StartError(f"{what} cannot be used: {str(failed[0]).strip().splitlines()[0]}") from failed[0]
+    if not found:
+        raise StartError(f"{what} does not answer within {seconds:.0f} s")
+    return found[0]
+
+
+def cause(error: BaseException) -> str:
+    """The line that matters of an account of many lines, as Ray gives it: the last one that names an exception."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line.split(":")[0] or line.startswith("specwire.")]
+    return (named or lines or [type(error).__name__])[-1]

@@ -1,0 +1,89 @@
+"""Starts that fail: one message that says why, and nothing is left behind."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.state import StateFolder
+from tests.on_ray.conftest import PATIENCE, TOPOLOGY, Service
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Service]:
+    """Nothing runs yet."""
+    found = Service(StateFolder(tmp_path / "state"), "")
+    yield found
+    if found.folder.read() is not None:  # the test has failed
+        found.command("down", "--grace", "0")
+
+
+def up(service: Service, text: str, *options: str) -> tuple[int, str]:
+    """Status and message of an `up` that should fail; nothing may be left of it."""
+    path = service.folder.path.parent / "t.yaml"
+    path.write_text(text)
+    done = service.command("up", str(path), "--timeout", PATIENCE, *options)
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(service.folder.path) in part for part in process.info["cmdline"] or [])
+    ]
+
+    assert ([], None, "Traceback" in done.stderr) == (left, service.folder.read(), False), done.stderr
+    return done.returncode, done.stderr
+
+
+def test_a_taken_port(fresh: Service) -> None:
+    """Named with its holder."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, said = up(fresh, TOPOLOGY.replace("port: 0", f"port: {port}"), "--no-ray")
+
+    assert 2 == status
+    assert f"coordinator.port: got {port}, must be a free port of 127.0.0.1: Address already in use" in said
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "no such/model!"])
+def test_a_model_that_is_not_there(fresh: Service, model: str) -> None:
+    """Told before anything is started."""
+    status, said = up(fresh, f"coordinator: {{port: 0}}\ntarget: {{model: {model!r}}}\n", "--no-ray")
+
+    assert (True, True) == (status in (2, 3), model in said)
+
+
+def test_a_worker_that_dies_while_starting(fresh: Service) -> None:
+    """Its last words are shown, and what was started with it is stopped."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, said = up(fresh, TOPOLOGY.replace("target:", f"target:\n  port: {port}"), "--no-ray")
+
+    assert 3 == status
+    assert "target-0 exited with code 2 while starting. It said:" in said
+    assert f"127.0.0.1:{port}" in said.splitlines()[-1]
+
+
+@pytest.mark.ray
+def test_resources_that_are_not_there(fresh: Service) -> None:
+    """What was asked and what is free, after the time-out; Ray is stopped again (report 140)."""
+    text = TOPOLOGY.replace("ray: {address: local}", "ray: {address: local, placement_timeout_s: 0.5}")
+    status, said = up(fresh, text.replace("  num_cpus: 0.1", "  num_cpus: 900\n  resources: {unobtainium: 2}"))
+
+    assert 3 == status
+    assert "target-0: CPU 900, unobtainium 2" in said
+    assert "unobtainium: 4 asked, 0 free" in said
+
+
+@pytest.mark.ray
+def test_a_ray_that_is_not_there(fresh: Service) -> None:
+    """Joining says which Ray was meant."""
+    status, said = up(fresh, TOPOLOGY.replace("address: local", "address: '127.0.0.1:1'"))
+
+    assert (3, True) == (status, "Ray at 127.0.0.1:1" in said)
