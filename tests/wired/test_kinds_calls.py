@@ -8,6 +8,7 @@ import random
 import time
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -130,26 +131,34 @@ def test_kind_38_both_ends_agree_about_keepalive() -> None:
         assert 0 == option(options, "grpc.http2.max_pings_without_data")
 
 
-def scaled(options: list[tuple[str, int]], divisor: int) -> list[tuple[str, int]]:
-    """The same with shorter times between pings."""
-    timed = ("grpc.keepalive_time_ms", "grpc.http2.min_ping_interval_without_data_ms")
-    return [(name, value // divisor if name in timed else value) for name, value in options]
-
-
-@on_the_loop
-async def test_kind_38_an_idle_link_stays() -> None:
-    """Report 118, scaled down a hundred times: ten idle ping intervals and a quiet stream later the links are the same."""
+async def idle_ends(server_options: list[tuple[str, int]], idle_s: float = 5.5) -> bool:
+    """Whether a channel that pings as often as gRPC lets it, once a second, is cut while nothing is said for so long."""
+    often = [(name, 200 if name == "grpc.keepalive_time_ms" else value) for name, value in rpc.CHANNEL_OPTIONS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rpc, "SERVER_OPTIONS", scaled(rpc.SERVER_OPTIONS, 100))
-        patch.setattr(rpc, "CHANNEL_OPTIONS", scaled(rpc.CHANNEL_OPTIONS, 100))
-        async with service(TARGET, DRAFTS["good"]) as stack:
-            before = await stack.ask([1], max_tokens=5, seed=1)
-            await asyncio.sleep(10 * option(rpc.CHANNEL_OPTIONS, "grpc.keepalive_time_ms") / 1000)
-            after = await stack.ask([1], max_tokens=5, seed=1)
-            stats = await stack.stats()
+        patch.setattr(rpc, "SERVER_OPTIONS", server_options)
+        patch.setattr(rpc, "CHANNEL_OPTIONS", often)
+        server = rpc.make_server()
+        port = rpc.bind(server, "127.0.0.1:0", False)
+        await server.start()
+        async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
+            await channel.channel_ready()
+            changed = asyncio.create_task(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
+            done, _ = await asyncio.wait((changed,), timeout=idle_s)
+            changed.cancel()
+        await server.stop(None)
+        return bool(done)
 
-            assert before.ids == after.ids
-            assert [1, 1] == [worker.connects for worker in stats.workers]
+
+@pytest.mark.slow
+@on_the_loop
+async def test_kind_38_an_idle_channel_stays() -> None:
+    """Report 118, scaled down: five pings on an idle channel. With a server that allows pings as often as they come it stays;
+    with gRPC's own default, one in five minutes, it is cut, so this test can fail."""
+    interval = "grpc.http2.min_ping_interval_without_data_ms"
+    scaled = [(name, 100 if name == interval else value) for name, value in rpc.SERVER_OPTIONS]
+    default = [(name, value) for name, value in rpc.SERVER_OPTIONS if name != interval]
+
+    assert [False, True] == [await idle_ends(scaled), await idle_ends(default)]
 
 
 # ------------------------------------------------------------------ kinds 39, 44
