@@ -89,7 +89,7 @@ async def test_a_request_that_comes_while_the_target_is_away_is_told_so() -> Non
 
 
 @on_the_loop
-async def test_report_46_a_block_that_was_judged_before_the_target_died_is_not_applied_twice() -> None:
+async def test_kind_46_a_block_that_was_judged_before_the_target_died_is_not_applied_twice() -> None:
     """The target dies after it has cached a block and before its verdict arrives. Its successor judges the same block again."""
     relay = Relay("target")
     stack: Service
