@@ -5,6 +5,7 @@ Law. Ray repeats the constructor of a dead actor and nothing else, so the constr
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -14,6 +15,8 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any
+
+PATIENCE_S = 120.0
 
 
 class Hosted:
@@ -66,10 +69,43 @@ def _write_to(path: str) -> None:
     os.close(handle)
 
 
+def _lean(patience_s: float) -> None:
+    """Makes a head of two processes and its agents instead of five, and gives them time on a busy machine.
+
+    Ray has no setting for this, so its own parts are replaced: the autoscaler's monitor, the log monitor and the dashboard's server
+    are of no use here and cost as much to start as the rest together; and Ray's 30 seconds for the node to appear are too few
+    when the cores are taken. With a Ray that is built otherwise this does nothing, and the head starts as usual."""
+    from ray._private import services
+    from ray._private.node import Node
+
+    asked = services.get_node
+    if not all(hasattr(Node, part) for part in ("start_monitor", "start_log_monitor", "start_api_server", "webui_url")):
+        return
+
+    def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._webui_url = ""
+
+    def patient(*args: Any, **kwargs: Any) -> Any:
+        give_up = time.monotonic() + patience_s
+        while True:
+            try:
+                return asked(*args, **kwargs)
+            except RuntimeError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.05)
+
+    for part in ("start_monitor", "start_log_monitor", "start_api_server"):
+        setattr(Node, part, nothing)
+    services.get_node = patient
+
+
 def hold(files: str, told: str, host: str, cores: str, object_store_mb: str) -> None:
     """Starts a Ray here, writes its address to the file `told`, and ends it at SIGTERM. `files`: its session folder."""
     import ray
 
+    with contextlib.suppress(ImportError, AttributeError):
+        _lean(PATIENCE_S)
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())

@@ -3,7 +3,8 @@
 `import ray` does not stand here: a process of its own (`deploy.actor`, run as a program) holds the head. Its ports are bound to
 loopback only, because whoever reaches a Ray can run any code; it takes a token besides, so that other users of this machine
 cannot either. It is ended by the processes that we started and their children, never by `ray stop`, which ends every Ray on the
-machine. And it starts fewer parts than `ray start` does: no server for Ray's own client, no autoscaler, no spare workers.
+machine. And it has fewer parts than `ray start` gives it: no server for Ray's own client, no autoscaler, no dashboard, no spare
+workers.
 """
 
 from __future__ import annotations

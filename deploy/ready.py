@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specwire.v1 import inference_pb2 as pb
 
 T = TypeVar("T")
-LOOK_EVERY_S = 0.15
+LOOK_EVERY_S = 0.25
 TAIL_LINES = 12
 
 
@@ -55,20 +55,23 @@ async def _wait(
     progress: Callable[[str], None],
 ) -> pb.GetStatsResponse:
     give_up = time.monotonic() + timeout_s
+    stats: pb.GetStatsResponse | None = None
     while True:
         if reason := failed():
             raise StartError(reason)
-        stats = await probe(endpoint)
+        # One that answered and is now busy is not taken for absent.
+        fresh = await probe(endpoint)
+        stats = fresh or stats
         missing = _missing(stats, workers)
         progress("ready" if not missing else "waiting for " + ", ".join(missing))
-        if stats is not None and not missing:
-            return stats
+        if fresh is not None and not missing:
+            return fresh
         if time.monotonic() > give_up:
-            raise StartError(f"not ready after {timeout_s:g} s: still waiting for {', '.join(missing)}")
+            raise StartError(f"not ready after {timeout_s:.0f} s: still waiting for {', '.join(missing)}")
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def probe(endpoint: str, timeout_s: float = 2.0) -> pb.GetStatsResponse | None:
+async def probe(endpoint: str, timeout_s: float = 5.0) -> pb.GetStatsResponse | None:
     """The state of the service, or None when nobody answers.
 
     A new channel each time: one that failed would wait longer and longer before it tries again."""

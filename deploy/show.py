@@ -30,7 +30,7 @@ def status(address: str | None, *, as_json: bool, watch: bool, actors: bool) -> 
     if watch:
         _watch(endpoint, running)
         return
-    stats = asyncio.run(ready.probe(endpoint, timeout_s=5.0))
+    stats = asyncio.run(ready.probe(endpoint))
     report = _actors(running) if actors else None
     if as_json:
         print(json.dumps(_plain(stats, endpoint, running, report), ensure_ascii=False))
