@@ -102,7 +102,7 @@ class WorkerRole(Placed):
     table: dict[str, Any] | None = None
     """Only with `model: table`: which tables."""
     count: Annotated[int, Field(ge=1, le=64)] = 1
-    """So many of them."""
+    """So many of them. A session lives at one target and one draft; the coordinator shares sessions out by load."""
 
 
 class RaySettings(_Strict):
@@ -147,8 +147,6 @@ class Topology(_Strict):
                 )
             if isinstance(part, WorkerRole):
                 _check_worker(role, part)
-        if self.target.count > 1:
-            raise ValueError(f"target.count: got {self.target.count}, must be 1: a session lives at one target")
         return self
 
     def roles(self) -> dict[str, Placed]:

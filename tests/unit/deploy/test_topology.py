@@ -55,8 +55,8 @@ def told(document: object) -> str:
             "my.yaml: target.table: got a table, must be absent unless model is 'table' (it is 'x')",
         ),
         (
-            {"target": {"model": "x", "count": 2}},
-            "my.yaml: target.count: got 2, must be 1: a session lives at one target",
+            {"target": {"model": "x", "count": 2, "port": 5000}},
+            "my.yaml: target.port: got 5000, must be 0 when count is above 1: they cannot share a port",
         ),
     ],
 )

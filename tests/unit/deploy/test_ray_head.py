@@ -1,0 +1,117 @@
+"""Which Ray is meant, what its processes find in their environment, and how its long accounts are cut short."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from deploy import ray_head, ready, topology
+from deploy.ray_head import Head
+from deploy.ready import StartError
+from deploy.state import Process, RayState, Running, StateFolder
+
+RUNNING = Running("ray", "127.0.0.1:8470", "default", (), 0.0)
+HEAD = Head("127.0.0.1:6379", Path("/ray"), Process("ray", 1, 2.0))
+
+
+def found(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, ray_address: str | None = None) -> Running:
+    """What `find` makes of a topology and RAY_ADDRESS."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if ray_address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", ray_address)
+    monkeypatch.setattr(ray_head, "start", lambda *arguments: HEAD)
+    plan = topology.parse({"target": {"model": "table"}, "ray": settings})
+    return ray_head.find(StateFolder(Path("/state")), plan.ray, RUNNING, "specwire", 1.0)
+
+
+def test_by_default_a_ray_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started by us, so stopped by us, with its process on record."""
+    running = found({}, monkeypatch)
+
+    assert RayState("127.0.0.1:6379", "specwire", started=True, folder="/ray") == running.ray
+    assert (HEAD.process,) == running.processes
+
+
+@pytest.mark.parametrize(
+    ("settings", "ray_address", "expected"),
+    [
+        ({}, "10.0.0.1:6379", "10.0.0.1:6379"),
+        ({"address": "auto"}, None, "auto"),
+        ({"address": "10.0.0.2:6379"}, "10.0.0.1:6379", "10.0.0.2:6379"),
+    ],
+)
+def test_a_ray_that_is_named_is_joined(
+    settings: dict[str, str], ray_address: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topology's word wins over the environment's."""
+    assert RayState(expected, "specwire", started=False) == found(settings, monkeypatch, ray_address).ray
+
+
+def test_the_word_local_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says `local` means it."""
+    joined = found({"address": "local"}, monkeypatch, "10.0.0.1:6379").ray
+
+    assert joined is not None
+    assert joined.started
+
+
+def test_our_ray_is_on_loopback_and_locked() -> None:
+    """And sends nothing home."""
+    environment = ray_head.environment(StateFolder(Path("/state")))
+
+    assert ("0", "token", "/state/ray_token", "0") == tuple(
+        environment[f"RAY_{name}"]
+        for name in ("ENABLE_WINDOWS_OR_OSX_CLUSTER", "AUTH_MODE", "AUTH_TOKEN_PATH", "USAGE_STATS_ENABLED")
+    )
+
+
+def test_settings_of_another_ray_do_not_reach_ours() -> None:
+    """The rest of the environment does, OTEL variables for instance."""
+    assert {"OTEL_SERVICE_NAME": "x"} == ray_head._without_ray({"RAY_ADDRESS": "auto", "OTEL_SERVICE_NAME": "x"})
+
+
+def test_a_socket_that_refuses_is_not_waited_for() -> None:
+    """Ray would wait for minutes; addresses that cannot be tried are left to it."""
+    states = [RayState(address, "specwire", started=False) for address in ("127.0.0.1:1", "auto", "ray://127.0.0.1:1")]
+
+    assert [False, True, True] == [ray_head.reachable(state) for state in states]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("short", "short"),
+        ("", "RuntimeError"),
+        (
+            "The actor died because of an error raised in its creation task, ray::Hosted() (pid=7)\n"
+            "  File 'actor.py', line 9, in __init__\n"
+            "specwire.law.errors.InvalidArgument: bind: got '127.0.0.1:80', must be a free port\n",
+            "specwire.law.errors.InvalidArgument: bind: got '127.0.0.1:80', must be a free port",
+        ),
+        ("RuntimeError: coordinator cannot start: x\n  note below", "RuntimeError: coordinator cannot start: x"),
+    ],
+)
+def test_the_line_that_matters(text: str, expected: str) -> None:
+    """Ray tells where; the user needs why."""
+    assert expected == ready.cause(RuntimeError(text))
+
+
+def test_what_answers_in_time_is_returned() -> None:
+    """And what it raises is told in one line."""
+
+    def fail() -> None:
+        raise ConnectionError("no\nmore")
+
+    assert 3 == ready.within(10.0, "Ray", lambda: 3)
+    with pytest.raises(StartError, match=r"^Ray cannot be used: no$"):
+        ready.within(10.0, "Ray", fail)
+
+
+def test_what_does_not_answer_is_left_behind() -> None:
+    """Within the time."""
+    over = threading.Event()
+    with pytest.raises(StartError, match="Ray does not answer within 0 s"):
+        ready.within(0.01, "Ray", over.wait)
+    over.set()
