@@ -6,6 +6,10 @@ evict, have no room, fail, answer late; drafts lie. `tests.support.joined` holds
 
 from __future__ import annotations
 
+import inspect
+import random
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,14 +25,14 @@ from specwire.worker.jobs import Job
 from tests.support.joined import LEASE_S, VOCAB, Generation, Link, World, plain
 
 QUICK = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=60,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-DEEP = settings(QUICK, max_examples=3000, stateful_step_count=120, derandomize=False)
+DEEP = settings(QUICK, max_examples=500, stateful_step_count=120, derandomize=False)
 
 AMPLE = Limits(target_max_append=512, draft_max_append=512, draft_max_context=10_000, vocab_size=VOCAB)
 
@@ -73,7 +77,7 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
         for role in Role:
             self.world.connect(role)
         for number, length in enumerate(prompts):
-            self.world.open([(3 * n + number) % VOCAB for n in range(length)], seed, max_tokens=12, with_draft=drafts)
+            self.world.open([(3 * n + number) % VOCAB for n in range(length)], seed, max_tokens=40, with_draft=drafts)
 
     # -------------------------------------------------------------- helpers
 
@@ -94,6 +98,11 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
         links = [link for role, link in self.world.links.items() if not only or role in only]
         return [(link, job) for link in links for job in link.worker.jobs()]
 
+    def one_job(self, which: int, *only: Role) -> list[tuple[Link, Job]]:
+        """One of them, or none when there is none."""
+        jobs = self.jobs(*only)
+        return [jobs[which % len(jobs)]] if jobs else []
+
     def up(self, role: Role) -> bool:
         """Whether a stream stands."""
         return self.world.links[role].up
@@ -111,6 +120,8 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
     def begin(self, which: int, source: Source, num_tokens: int, right: int, wrong: list[int]) -> None:
         """The next round, or the end. An n-gram guess is right for a while, and then it may be anything."""
         ready = self.ready()
+        if not ready:
+            return
         each = ready[which % len(ready)]
         if len(each.output) >= each.max_tokens:
             self.world.finish(each)
@@ -125,30 +136,33 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
     def round_in_good_weather(self, which: int, num_tokens: int) -> None:
         """Everything goes well for a while."""
         ready = self.ready()
-        self.world.begin(ready[which % len(ready)], Source.DRAFT_MODEL, num_tokens)
-        for _ in range(6):
-            self.world.fair(self.agreement)
+        if ready:
+            self.world.begin(ready[which % len(ready)], Source.DRAFT_MODEL, num_tokens)
+            for _ in range(6):
+                self.world.fair(self.agreement)
 
     @precondition(lambda self: any(each.ledger.phase is Phase.DRAFTING for each in self.world.running()))
     @rule(which=pick)
     def draft_is_late(self, which: int) -> None:
         """At any time; also for a round that no longer waits."""
         running = self.world.running()
-        self.world.late(running[which % len(running)])
+        if running:
+            self.world.late(running[which % len(running)])
 
     @precondition(lambda self: any(each.later for each in self.world.running()))
     @rule(which=pick)
     def retry(self, which: int) -> None:
         """A while after the target had no room."""
         waiting = [each for each in self.world.running() if each.later]
-        self.world.retry(waiting[which % len(waiting)])
+        if waiting:
+            self.world.retry(waiting[which % len(waiting)])
 
     @precondition(lambda self: self.world.running())
     @rule(which=pick, really=often)
     def cancel(self, which: int, really: bool) -> None:
         """The client goes away."""
         running = self.world.running()
-        if really:
+        if running and really:
             self.world.finish(running[which % len(running)])
 
     # -------------------------------------------------------------- the wire
@@ -158,14 +172,16 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
     def task_arrives(self, which: int, again: bool) -> None:
         """In whatever order, or twice."""
         tasks = self.tasks()
-        self.world.deliver_task(*tasks[which % len(tasks)], again)
+        if tasks:
+            self.world.deliver_task(*tasks[which % len(tasks)], again)
 
     @precondition(lambda self: self.answers())
     @rule(which=pick, again=often)
     def answer_arrives(self, which: int, again: bool) -> None:
         """In whatever order, or twice; also one of a stream that is lost."""
         answers = self.answers()
-        self.world.deliver_answer(*answers[which % len(answers)], again)
+        if answers:
+            self.world.deliver_answer(*answers[which % len(answers)], again)
 
     @precondition(lambda self: any(link.closes for link in self.world.links.values()))
     @rule(role=roles)
@@ -192,17 +208,15 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
     @rule(which=pick)
     def work_begins(self, which: int) -> None:
         """And is not done yet."""
-        jobs = self.jobs()
-        link, job = jobs[which % len(jobs)]
-        link.worker.begin(job)
+        for link, job in self.one_job(which):
+            link.worker.begin(job)
 
     @precondition(lambda self: self.jobs())
     @rule(which=pick)
     def work_is_done(self, which: int) -> None:
         """As it should be."""
-        jobs = self.jobs()
-        link, job = jobs[which % len(jobs)]
-        self.world.say(link, link.worker.honest(job, self.agreement))
+        for link, job in self.one_job(which):
+            self.world.say(link, link.worker.honest(job, self.agreement))
 
     @precondition(lambda self: self.jobs(Role.DRAFT))
     @rule(
@@ -213,18 +227,15 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
     )
     def draft_talks_nonsense(self, which: int, tokens: list[int], cached: int, lie: int | None) -> None:
         """Any tokens, too few or too many, in its cache or not, and a cache of any length."""
-        jobs = self.jobs(Role.DRAFT)
-        link, job = jobs[which % len(jobs)]
         block = Block(tuple(tokens), (), Source.DRAFT_MODEL)
-        self.world.say(link, link.worker.finish(job, block, tokens[:cached], lie))
+        for link, job in self.one_job(which, Role.DRAFT):
+            self.world.say(link, link.worker.finish(job, block, tokens[:cached], lie))
 
     @precondition(lambda self: self.jobs())
     @rule(which=pick, really=often)
     def model_fails(self, which: int, really: bool) -> None:
         """The session is gone with it. A target that fails twice in one round fails the request."""
-        jobs = self.jobs()
-        link, job = jobs[which % len(jobs)]
-        if really:
+        for link, job in self.one_job(which) if really else ():
             if link.role is Role.TARGET:
                 counter = job.task.session.counter
                 self.target_troubles[counter] = self.target_troubles.get(counter, 0) + 1
@@ -291,6 +302,102 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
         world.advance(2 * LEASE_S)
         for link in world.links.values():
             assert (0, 0) == (len(link.worker.table), link.worker.table.sizes()["waiting"]), "sessions are freed"
+
+
+# ------------------------------------------------------------------ the same by dice
+
+WEIGHTS: dict[str, float] = {
+    "begin": 10,
+    "task_arrives": 12,
+    "work_is_done": 12,
+    "answer_arrives": 12,
+    "round_in_good_weather": 1,
+    "work_begins": 2,
+    "draft_is_late": 1,
+    "retry": 2,
+    "cancel": 0.1,
+    "closes_arrive": 1,
+    "stream_breaks": 1,
+    "stream_comes_back": 3,
+    "draft_talks_nonsense": 1,
+    "model_fails": 0.5,
+    "session_is_evicted": 1,
+    "worker_restarts": 0.5,
+    "time_passes": 0.5,
+}
+"""How often what happens: mostly what should, so that ledgers get far enough for the rest to matter."""
+
+
+def walk(seed: int, steps: int) -> LedgersAgainstTheWorld:
+    """The machine's rules, drawn by weight: hypothesis shrinks better, dice get further in the same time."""
+    dice = random.Random(seed)
+    state = LedgersAgainstTheWorld()
+    state.start(
+        limits=Limits(dice.choice([1, 7, 512]), dice.choice([1, 7, 512]), dice.choice([30, 10_000]), VOCAB),
+        slots=(dice.randint(1, 3), dice.randint(1, 3)),
+        prompts=[dice.choice([1, 2, 5, WARM_TOKENS, WARM_TOKENS + 1]) for _ in range(dice.randint(1, 3))],
+        drafts=dice.random() < 0.9,
+        agreement=dice.choice([50, 90, 100]),
+        seed=seed,
+    )
+
+    def number(most: int) -> int:
+        return dice.randint(0, most)
+
+    arguments: dict[str, Callable[[], Any]] = {
+        "which": lambda: number(10_000),
+        "source": lambda: dice.choice(list(Source)),
+        "num_tokens": lambda: number(5),
+        "right": lambda: number(5),
+        "wrong": lambda: [number(VOCAB + 1) for _ in range(number(2))],
+        "again": lambda: dice.random() < 0.2,
+        "role": lambda: dice.choice(list(Role)),
+        "lose_answers": lambda: dice.random() < 0.5,
+        "really": lambda: True,
+        "tokens": lambda: [number(VOCAB + 2) for _ in range(number(7))],
+        "cached": lambda: number(7),
+        "lie": lambda: dice.choice([None, number(130)]),
+        "seconds": lambda: dice.choice([1.0, LEASE_S]),
+    }
+    for step, name in enumerate(dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=steps)):
+        happens = getattr(state, name)
+        try:
+            happens(**{key: arguments[key]() for key in inspect.signature(happens).parameters})
+            state.laws()
+            state.requests_fail_for_a_reason()
+        except BaseException as error:
+            error.add_note(f"seed {seed}, step {step}: {name}")
+            raise
+    state.teardown()
+    return state
+
+
+def test_by_dice() -> None:
+    """Many tokens, much acceptance, and every kind of trouble was there; the laws held all the time."""
+    counts: Counter[str] = Counter()
+    accepted = tokens = 0
+    for seed in range(50):
+        world = walk(seed, 300).world
+        counts.update(world.counts)
+        tokens += sum(len(each.output) for each in world.generations.values())
+        accepted += sum(
+            n for each in world.generations.values() for _, n, source in each.rounds if source is Source.DRAFT_MODEL
+        )
+    said = ["Stale", "Later", "End"]
+    of_the_draft = ["draft_timeout", "draft_lost", "draft_failed", "draft_length", "draft_no_room"]
+    of_the_target = ["target_lost", "target_length", "target_failed"]
+
+    assert [] == [trouble for trouble in (*said, *of_the_draft, *of_the_target) if not counts[trouble]]
+    assert tokens > 2000
+    assert accepted > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 2000, 100))
+def test_by_dice_deeply(first: int) -> None:
+    """The same for other seeds, and longer."""
+    for seed in range(first, first + 50):
+        walk(seed, 600)
 
 
 @pytest.mark.slow
