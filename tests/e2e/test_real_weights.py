@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,9 @@ import torch
 
 from specwire.law.values import SamplingSpec
 from specwire.lm.port import Feed
-from tests.e2e.conftest import demo_model
+from tests.e2e.conftest import DEMO, demo_model
 from tests.e2e.prompts import PROMPTS, all_prompts, chat
-from tests.e2e.stack import Stack
+from tests.e2e.stack import Stack, stack
 from tests.support.near_tie import Tally
 from tests.support.service import Answer
 
@@ -186,6 +186,27 @@ def test_all_prompts(service: Stack, tally: Tally, notes: list[str]) -> None:
     own.settle()
 
 
+@pytest.fixture(scope="module")
+def twins(demo: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A target that is its own draft."""
+    with stack(tmp_path_factory.mktemp("twins"), DEMO | {"draft": DEMO["target"]}) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, 200])
+def test_a_target_that_is_its_own_draft(count: int, twins: Stack) -> None:
+    """Field report 103: full length, everything accepted (a near-tie apart), five tokens a round."""
+    (request,) = greedy(PROMPTS[2:3], count, ignore_eos=True, num_speculative_tokens=4, method="draft_model")
+    answer = twins.answer(**request)
+
+    counts = answer.speculation
+    assert count == len(answer.ids)
+    assert counts.drafted_by_model == counts.drafted > 0
+    assert counts.accepted >= 0.98 * counts.drafted
+    assert abs(counts.rounds - count / 5) <= 2
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -240,7 +261,9 @@ def teacher_forced(model: Any, tokens: list[int], seed: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize(("precision", "worst"), [("float32", 2e-3), ("bfloat16", 2.0)])
+@pytest.mark.parametrize(
+    ("precision", "worst"), [("float32", 2e-3), pytest.param("bfloat16", 2.0, marks=pytest.mark.slow)]
+)
 def test_teacher_forced_scores_are_those_of_one_pass(precision: str, worst: float, demo: str, notes: list[str]) -> None:
     """Field report 49: at every position, after every cut, beside any neighbour, the scores are the target's own."""
     library = tokenizers.Tokenizer.from_file(f"{demo}/tokenizer.json")
