@@ -2,7 +2,8 @@
 
 A request whose coordinator goes away is repeated with the seed it already has; tokens that were delivered are compared by id
 and skipped, so the caller sees one stream without a gap or a repeat. That is exact because the answer depends on the target,
-the seed and the prompt alone.
+the seed and the prompt alone. An answer drawn under `rejection` depends on how it was blocked as well: once tokens of it were
+delivered it is not repeated, and the caller is told that the coordinator is away.
 """
 
 from __future__ import annotations
@@ -227,6 +228,8 @@ class Client:
         if not request.HasField("seed"):
             request.seed = secrets.randbits(64)  # ours, so that a repeat gives the same answer
         give_up = None if timeout is None else time.monotonic() + timeout
+        drawn = not (request.HasField("temperature") and request.temperature == 0.0)
+        repeatable = not (drawn and request.speculation.law == types_pb2.LAW_REJECTION)
         delivery = _Delivery()
         retries = 0
         lost_at: float | None = None
@@ -250,7 +253,8 @@ class Client:
                 now = time.monotonic()
                 lost_at = now if lost_at is None else lost_at
                 passing = isinstance(mapped, Unavailable) or (isinstance(mapped, NoRoom) and retries > 0)
-                if not passing or not delivery.started or now - lost_at >= self.retry_for_s:
+                lasting = delivery.started and (repeatable or not delivery.begun)
+                if not passing or not lasting or now - lost_at >= self.retry_for_s:
                     raise mapped from error
                 pause = RETRY_S[min(retries, len(RETRY_S) - 1)]
                 if isinstance(mapped, NoRoom):
@@ -298,6 +302,11 @@ class _Delivery:
         self._seen_ids = 0
         """Of the present repetition."""
         self._seen_chars = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the caller has any token."""
+        return bool(self._ids)
 
     def again(self) -> None:
         """The answer begins once more."""

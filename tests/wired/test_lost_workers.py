@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specwire.law.errors import Unavailable
 from tests.support.load import PROMPT, load
 from tests.support.relay import Out, Relay
 from tests.support.service import Service, expected_ids, like, on_the_loop, service
@@ -131,6 +132,23 @@ async def test_a_coordinator_that_restarts_is_asked_again_by_the_client(k: int) 
         assert answer.final is not None
         assert answer.final.retries > 0
         assert expected_ids(TARGET, PROMPT, 100, seed=answer.final.seed) == answer.ids
+
+
+@on_the_loop
+async def test_under_rejection_a_lost_coordinator_is_told_and_not_papered_over() -> None:
+    """Under `rejection` a repeated answer is another one, since it depends on how it was blocked: a client that has tokens
+    already is told that the coordinator is away; at temperature zero, where the answer is the same, it is asked again."""
+    async with service(like(TARGET, step_ms=4.0), DRAFTS["middling"]) as stack:
+        common = {"max_tokens": 100, "law": "rejection", "num_speculative_tokens": "auto", "method": "draft_model"}
+        drawn = asyncio.create_task(stack.ask(PROMPT, seed=1, **common))
+        greedy = asyncio.create_task(stack.ask(PROMPT, temperature=0.0, **common))
+        await stack.until(lambda stats: stats.generated_tokens > 60 and stats.running == 2)
+        await stack.stop_coordinator()
+        await stack.start_coordinator()
+
+        with pytest.raises(Unavailable):
+            await drawn
+        assert expected_ids(TARGET, PROMPT, 100, temperature=0.0) == (await greedy).ids
 
 
 @on_the_loop
