@@ -1,6 +1,7 @@
 """Which workers there are and which of them a session may use. Pure: `now` is an argument.
 
-Law. A worker is known by its name in the topology; a registration with the same name replaces the former one. A draft is
+Law. A worker is known by its name in the topology; a registration with the same name replaces the former one, which cannot take
+the name back while its successor lives: else two lives under one name would take it from each other for ever. A draft is
 used only beside a target whose vocabulary it shares. A worker that stops its heartbeats, or owes an echo for long, is
 suspect: it gets no new session and no new block, but what runs there is not given up for it.
 """
@@ -8,6 +9,7 @@ suspect: it gets no new session and no new block, but what runs there is not giv
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -24,6 +26,10 @@ class Standing(enum.Enum):
     SUSPECT = "suspect"
     LOST = "lost"
     REFUSED = "refused"
+
+
+_HOLDING = (Standing.CONNECTING, Standing.READY, Standing.SUSPECT)
+MAX_REPLACED = 16
 
 
 @dataclass
@@ -53,6 +59,8 @@ class Fleet:
         self.heartbeat_s = heartbeat_s
         self.suspect_after_s = suspect_after_s
         self.workers: dict[str, Worker] = {}
+        self._replaced: dict[str, deque[int]] = {}
+        """By name: incarnations that were replaced, the last few."""
 
     def register(self, name: str, info: WorkerInfo, address: str, now: float) -> tuple[Worker, bool]:
         """Takes a registration. Returns the worker and whether it needs a new link (new address or new life).
@@ -75,6 +83,12 @@ class Fleet:
             if fresh:
                 former.standing, former.reason = Standing.CONNECTING, ""
             return former, fresh
+        replaced = self._replaced.setdefault(name, deque(maxlen=MAX_REPLACED))
+        if former is not None and former.info.incarnation != info.incarnation:
+            if info.incarnation in replaced and former.standing in _HOLDING:
+                limit = "that of one worker at a time: a younger one has it. Give each worker a name of its own, or end this one"
+                raise InvalidArgument("name", name, limit)
+            replaced.append(former.info.incarnation)
         worker = Worker(name, info, address, now)
         if former is not None:
             worker.sessions = former.sessions

@@ -196,8 +196,8 @@ class Service:
         if plan.relay is not None:
             plan.relay.worker = server.address
             address = await plan.relay.start()
-        registration = Registration(self.address, plan.name, address, server.info, server.engine.trouble)
-        server._tasks.append(asyncio.create_task(registration.run(), name=f"registration {plan.name}"))
+        server.registration = Registration(self.address, plan.name, address, server.info, server.engine.trouble)
+        server._tasks.append(asyncio.create_task(server.registration.run(), name=f"registration {plan.name}"))
         return server
 
     async def kill(self, name: str) -> None:

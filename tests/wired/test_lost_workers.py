@@ -4,14 +4,16 @@ test_signals.py for real processes. Every answer is compared with what the targe
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from specwire.law.errors import Unavailable
+from specwire.worker.service import WorkerServer
 from tests.support.load import PROMPT, load
 from tests.support.relay import Out, Relay
-from tests.support.service import Service, expected_ids, like, on_the_loop, service
+from tests.support.service import PATIENCE_S, POLL_S, Service, expected_ids, like, on_the_loop, service
 from tests.wired.conftest import DRAFTS, TARGET
 
 SLOW = like(TARGET, step_ms=2.0)
@@ -21,6 +23,29 @@ SLOW = like(TARGET, step_ms=2.0)
 def state_of(stats: Any, name: str) -> str:
     """A worker's state."""
     return next(worker.state for worker in stats.workers if worker.name == name)
+
+
+def lives_of(stats: Any) -> dict[str, int]:
+    """Each worker's incarnation, as the coordinator sees it."""
+    return {worker.name: worker.info.incarnation for worker in stats.workers}
+
+
+async def connects_of(stack: Service, name: str) -> int:
+    """Streams opened to a worker of this name so far."""
+    return next(worker.connects for worker in (await stack.stats()).workers if worker.name == name)
+
+
+async def registration_of(server: WorkerServer, words: str) -> None:
+    """Waits until a worker's registration says so."""
+    give_up = time.monotonic() + PATIENCE_S
+    while words not in server.registration.state:
+        assert time.monotonic() < give_up, server.registration.state
+        await asyncio.sleep(POLL_S)
+
+
+async def short_pause(seconds: float) -> None:
+    """For a registration that would ask again in ten seconds."""
+    await asyncio.sleep(min(seconds, 0.1))
 
 
 @on_the_loop
@@ -115,6 +140,32 @@ async def test_kind_46_a_block_that_was_judged_before_the_target_died_is_not_app
 
         assert expected_ids(TARGET, PROMPT, 60, seed=1) == answer.ids
         assert answer.speculation.accepted + answer.speculation.rounds == 60
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+@on_the_loop
+async def test_a_worker_that_wakes_after_its_replacement_changes_nothing(role: str) -> None:
+    """Two lives under one name: the younger has it. The elder is told why and stays silent, so that the two do not take it
+    from each other for ever; when the younger dies, the elder may come back."""
+    name = f"{role}-0"
+    async with service(SLOW, DRAFTS["middling"]) as stack, load(stack.client, TARGET) as running:
+        await running.until_accepted()
+        elder = stack.workers[name]
+        elder.registration._sleep = short_pause
+        await stack.restart(name)
+        await stack.ready()
+        younger = stack.workers[name]
+        connects = await connects_of(stack, name)
+        await registration_of(elder, "one worker at a time")
+        await running.until_accepted()
+
+        assert connects == await connects_of(stack, name)
+        await stack.kill(name)
+        await stack.until(lambda stats: lives_of(stats)[name] == elder.incarnation)
+        stack.workers[name] = elder
+        await stack.ready()
+        await running.until_accepted()
+        assert younger.incarnation != elder.incarnation
 
 
 @pytest.mark.parametrize("k", [0, 4])
