@@ -21,7 +21,7 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-# No bytecode at install time: compiling all of it costs half a minute, and what is used is compiled when first imported.
+# No bytecode while installing: compiling all of it takes longer than installing it. See `compile` below.
 PIP_INSTALL := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input install --no-compile
 PROTO_VENV := .venv-proto
 # An older generator on purpose: generated code refuses runtimes older than itself.
@@ -105,7 +105,17 @@ $(STAMP)-torch: $(STAMP)-venv constraints.txt
 $(STAMP)-install: $(STAMP)-torch pyproject.toml constraints.txt
 	@echo "install: specwire with [hf,ray,otel]"
 	@$(PIP_INSTALL) -c constraints.txt -e '.[hf,ray,otel]'
+	@$(compile)
 	@touch $@
+
+# Compiles what the services and Ray's own processes import, and nothing else. Here and not at the first start, since several
+# processes start at once and each would compile the same; and since many containers forbid Python to do it by itself.
+define compile
+export -n PYTHONDONTWRITEBYTECODE; \
+$(BIN)/python -m compileall -q -j 0 $(VENV)/lib/python3*/site-packages/ray/{*.py,_private,_common,core,dashboard,util} || true; \
+$(BIN)/python -c 'import torch, transformers.models.llama.modeling_llama, ray, deploy.cli, deploy.cluster, deploy.demo; \
+import coordinator.serve, target_service.role, draft_service.role, specwire.lm.torch_load'
+endef
 
 $(STAMP)-dev: $(STAMP)-install
 	@echo "install: tools for development"
