@@ -358,6 +358,32 @@ def test_a_repeat_that_differs_is_our_fault(server: Server, ask: Ask, again: lis
     assert (((1, 2), ""), OurFault) == (streamed(events), type(raised))
 
 
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"law": "rejection", "temperature": 1.0}, 1),
+        ({"law": "rejection"}, 1),
+        ({"law": "rejection", "temperature": 0.0}, 2),
+        ({"law": "shared_noise", "temperature": 1.0}, 2),
+    ],
+)
+def test_a_drawn_answer_is_repeated_only_where_it_would_be_the_same(
+    server: Server, ask: Ask, fields: dict[str, Any], asked: int
+) -> None:
+    """Under `rejection` an answer depends on how it was blocked: what was delivered cannot be continued by another draw."""
+    script = server.play([started(), tokens(1), Code.UNAVAILABLE], [started(), tokens(1, 2), final()])
+    *_, last = ask(server.address, prompt="a", **fields)
+
+    assert (asked, Unavailable if asked == 1 else Final) == (len(script.requests), type(last))
+
+
+def test_a_drawn_answer_that_has_not_begun_is_repeated(server: Server, ask: Ask) -> None:
+    """Nothing was delivered that the other draw could contradict."""
+    server.play([started(), Code.UNAVAILABLE], [started(), tokens(1, 2), final()])
+
+    assert streamed(ask(server.address, prompt="a", law="rejection"))[0] == (1, 2)
+
+
 def test_other_errors_are_not_repeated(server: Server, ask: Ask) -> None:
     """They would come again."""
     script = server.play([started(), tokens(1), OurFault("nan")])

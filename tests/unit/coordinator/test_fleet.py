@@ -79,6 +79,30 @@ def test_another_life_or_address_replaces_the_worker(address: str, incarnation: 
     assert list(fleet.of("target")) == [second]
 
 
+def test_a_replaced_life_does_not_take_the_name_back() -> None:
+    """It woke after its replacement. Two lives under one name would take it from each other for ever."""
+    fleet = a_fleet()
+    ready(fleet, "t0")
+    younger, _ = fleet.register("t0", info(incarnation=8), "b:1", 1.0)
+    fleet.connected(younger)
+    with pytest.raises(InvalidArgument, match="a younger one has it"):
+        fleet.register("t0", info(incarnation=7), "t0:1", 2.0)
+
+    assert list(fleet.of("target")) == [younger]
+
+
+def test_a_replaced_life_may_have_the_name_when_it_is_free() -> None:
+    """The younger one is gone, and the older one turns out to have been alive all the time."""
+    fleet = a_fleet()
+    ready(fleet, "t0")
+    younger, _ = fleet.register("t0", info(incarnation=8), "b:1", 1.0)
+    fleet.disconnected(younger, "gone")
+    older, fresh = fleet.register("t0", info(incarnation=7), "t0:1", 2.0)
+
+    assert (True, 7) == (fresh, older.info.incarnation)
+    assert list(fleet.of("target")) == [older]
+
+
 def test_another_protocol_is_refused() -> None:
     """Both versions are named, and nothing is remembered."""
     fleet = a_fleet()
