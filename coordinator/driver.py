@@ -114,16 +114,19 @@ class Driver:
             self.curves.draft_profile(worker.info.step_profile_us)
 
     async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
             try:
-                self._watch(time.monotonic())
+                self._watch(time.monotonic(), lag_s=loop.time() - due)
             except Exception:  # a bug here must not end the watching
                 log.exception("tick failed")
 
-    def _watch(self, now: float) -> None:
-        for worker in self.roster.judge(now):
-            self._give_up_blocks(worker)
+    def _watch(self, now: float, lag_s: float) -> None:
+        if lag_s < TICK_S:  # else the silence may be our own: what was said in the meantime has not been heard yet
+            for worker in self.roster.judge(now):
+                self._give_up_blocks(worker)
         places = self.roster.places()
         if places:
             self._admit(self.admission.resize(min(self.config.max_running, places)))
