@@ -35,7 +35,8 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=3, help="pairs of a speculative and a plain run to compare")
     parser.add_argument("--max-tokens", type=int, default=80)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     os.environ["SPECWIRE_STATE"] = str(state.folder().path / "demo")
     began = time.monotonic()
     try:
@@ -68,6 +69,8 @@ def _demo(options: argparse.Namespace, began: float) -> None:
         print(f"\n{options.prompt}\n")
         asyncio.run(_talk(running.endpoint, options))
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # stopping is bounded, and must not stop half-way
         _say(began, "stopping")
         with contextlib.suppress(state.StateError):
             lifecycle.down(5.0)
@@ -83,7 +86,7 @@ async def _talk(endpoint: str, options: argparse.Namespace) -> None:
     answer = await ask.ask(endpoint, fields, None, _write)
     assert answer.final is not None
     print("\n")
-    console.print(render.summary(answer.final), style="dim")
+    console.print(render.summary(answer.final), style="dim", soft_wrap=True)
     console.print(render.timing(answer.final.timing, answer.final.speculation.rounds))
     if options.pairs < 1:
         return

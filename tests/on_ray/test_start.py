@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import psutil
 import pytest
 
 from deploy.state import StateFolder
-from tests.on_ray.conftest import PATIENCE, TOPOLOGY, Service
+from tests.on_ray.conftest import PATIENCE, TOPOLOGY, Service, environment
 
 
 @pytest.fixture
@@ -27,14 +31,18 @@ def up(service: Service, text: str, *options: str) -> tuple[int, str]:
     path = service.folder.path.parent / "t.yaml"
     path.write_text(text)
     done = service.command("up", str(path), "--timeout", PATIENCE, *options)
-    left = [
+
+    assert ([], None, False) == (remains(service), service.folder.read(), "Traceback" in done.stderr), done.stderr
+    return done.returncode, done.stderr
+
+
+def remains(service: Service) -> list[list[str]]:
+    """Commands of what still runs of a service."""
+    return [
         process.info["cmdline"]
         for process in psutil.process_iter(["cmdline"])
         if any(str(service.folder.path) in part for part in process.info["cmdline"] or [])
     ]
-
-    assert ([], None, "Traceback" in done.stderr) == (left, service.folder.read(), False), done.stderr
-    return done.returncode, done.stderr
 
 
 def test_a_taken_port(fresh: Service) -> None:
@@ -68,6 +76,25 @@ def test_a_worker_that_dies_while_starting(fresh: Service) -> None:
     assert 3 == status
     assert "target-0 exited with code 2 while starting. It said:" in said
     assert f"127.0.0.1:{port}" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("means", [pytest.param("ray", marks=pytest.mark.ray), "processes"])
+def test_ctrl_c_while_starting(fresh: Service, means: str) -> None:
+    """Stops what was started so far."""
+    path = fresh.folder.path.parent / "t.yaml"
+    path.write_text(TOPOLOGY)
+    options = [] if means == "ray" else ["--no-ray"]
+    starting = subprocess.Popen(
+        [sys.executable, "-m", "deploy.cli", "up", str(path), *options],
+        env=environment(fresh.folder.path),
+        stderr=subprocess.DEVNULL,
+    )
+    while starting.poll() is None and not fresh.folder.log("coordinator").exists():
+        time.sleep(0.01)
+    starting.send_signal(signal.SIGINT)
+
+    assert 130 == starting.wait(60)
+    assert ([], None) == (remains(fresh), fresh.folder.read())
 
 
 @pytest.mark.ray
