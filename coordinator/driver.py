@@ -108,6 +108,7 @@ class Driver:
     def attach(self, worker: Worker) -> None:
         """A worker was registered, under a new address or in a new life: its link is opened anew."""
         self.roster.attach(worker)
+        self._resize()
         if worker.info.role == "target":
             self.curves.target_profile(worker.info.step_profile_us)
         else:
@@ -127,9 +128,7 @@ class Driver:
         if lag_s < TICK_S:  # else the silence may be our own: what was said in the meantime has not been heard yet
             for worker in self.roster.judge(now):
                 self._give_up_blocks(worker)
-        places = self.roster.places()
-        if places:
-            self._admit(self.admission.resize(min(self.config.max_running, places)))
+        self._resize()
         for session in list(self.sessions.values()):
             if session.give_up_at is not None and now > session.give_up_at:
                 self.fail(session, TooLate("the request's deadline passed"))
@@ -138,6 +137,12 @@ class Driver:
                 if waited > self.config.recovery_timeout_s:
                     self.fail(session, Unavailable(f"the target was away for {waited:.0f} s"))
         self.rounds.wake_clients()
+
+    def _resize(self) -> None:
+        """As many requests run as targets have cache slots, and no more than the setting."""
+        places = self.roster.places()
+        if places:
+            self._admit(self.admission.resize(min(self.config.max_running, places)))
 
     def _give_up_blocks(self, worker: Worker) -> None:
         """A silent draft is a lost one, whatever it may have drafted; so this is exact under `rejection` as well."""

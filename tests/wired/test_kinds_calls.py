@@ -13,6 +13,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator import driver
 from specwire.client import Client, Tokens
 from specwire.law.errors import CallerFault, NoRoom, SpecwireError, TooLate
 from specwire.lm.table_config import Fault, TableConfig
@@ -176,6 +177,23 @@ async def test_kind_39_clients_that_leave_between_two_yields() -> None:
             answer = await stack.ask([1], max_tokens=5, seed=round_)
             assert expected_ids(TARGET, [1], 5, seed=round_) == answer.ids
         await stack.quiet()
+
+
+@on_the_loop
+async def test_kind_44_never_more_requests_than_cache_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its registration on a target's slots limit how many requests run, not only from the coordinator's next look at its
+    workers."""
+    monkeypatch.setattr(driver, "TICK_S", 3600.0)
+    async with service(SLOW, slots=4) as stack:
+        asking = [asyncio.create_task(stack.ask([n], max_tokens=20, seed=n)) for n in range(12)]
+        most = 0
+        while not all(request.done() for request in asking):
+            most = max(most, (await stack.stats()).running)
+
+        assert 4 == most
+        assert [expected_ids(TARGET, [n], 20, seed=n) for n in range(12)] == [
+            request.result().ids for request in asking
+        ]
 
 
 @on_the_loop
