@@ -23,7 +23,7 @@ from tests.law.mutants import (
     Mistake,
 )
 
-SAMPLES = 900
+SAMPLES = 600
 SEQUENCES = 12
 LONG = 10
 LAW_OF = {

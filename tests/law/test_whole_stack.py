@@ -98,7 +98,7 @@ def sizes(default: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("count", [default, pytest.param(20_000, marks=pytest.mark.slow)])
 
 
-@sizes(1000)
+@sizes(600)
 @on_the_loop
 async def test_rejection_follows_the_target(count: int) -> None:
     """About half of the drafted tokens are refused and corrected; whole answers follow the target's joint law. The draft's
@@ -114,7 +114,7 @@ async def test_rejection_follows_the_target(count: int) -> None:
     assert fallbacks == {}
 
 
-@sizes(400)
+@sizes(250)
 @on_the_loop
 async def test_shared_noise_follows_the_target(count: int) -> None:
     """The same under the default law, where each answer is known as well: the target's own for its seed."""
@@ -128,7 +128,7 @@ async def test_shared_noise_follows_the_target(count: int) -> None:
     assert [expected_ids(TARGET, PROMPT, TOKENS, seed=seed, **SAMPLING) for seed in range(count)] == samples.texts
 
 
-@sizes(400)
+@sizes(250)
 @on_the_loop
 async def test_target_alone_follows_its_own_law(count: int) -> None:
     """The control: what is measured above is not the instrument."""

@@ -92,7 +92,7 @@ async def short_requests(stack: Service, count: int) -> Counter[str]:
     return ends
 
 
-@pytest.mark.parametrize("count", [600, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_kind_49_nothing_of_a_request_stays(count: int) -> None:
     """Report 144: short requests that end at random points of a block. When idle every map that knows requests is empty, in
     all three services, and no object of any request is left anywhere in the process."""
