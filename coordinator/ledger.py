@@ -207,6 +207,14 @@ class Ledger:
             self.block = self._sound(Block(tuple(guess), (), Source.NGRAM))
         return [*commands, *self._verify()]
 
+    def take_draft(self, limits: Limits) -> None:
+        """Another draft takes the place of the former one, which knew nothing that counts. Not while a block is awaited."""
+        assert self.draft.in_flight is None, repr(self)
+        self.limits = limits
+        self.with_draft = True
+        self.draft.lost_cache()
+        self._cut()
+
     def finish(self) -> list[Command]:
         """Ends the generation, from whatever phase."""
         if self.phase is Phase.OVER:

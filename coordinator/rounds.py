@@ -31,6 +31,7 @@ from coordinator.ledger import (
     Send,
     Stale,
 )
+from coordinator.mirror import State
 from coordinator.observe import Observer
 from coordinator.roster import Roster
 from coordinator.session import Session
@@ -105,7 +106,7 @@ class Rounds:
             timeout = self._draft_timeout(session, expected_s)
             if timeout is not None:
                 loop = asyncio.get_running_loop()
-                session.draft_timer = loop.call_later(timeout, self._late, session, ledger.draft.number)
+                session.draft_timer = loop.call_later(timeout, self._late, session, session.tally.rounds)
         self.execute(session, commands)
         session.clock.work(begun_ns, _last_ready(session, begun_ns))
 
@@ -145,9 +146,10 @@ class Rounds:
             return configured / 1000
         return max(MIN_DRAFT_TIMEOUT_S, 4 * expected_s)
 
-    def _late(self, session: Session, number: int) -> None:
+    def _late(self, session: Session, index: int) -> None:
+        """The block of that round did not come in time, however often it was asked for."""
         ledger = session.ledger
-        if session.over or ledger is None or ledger.phase is not Phase.DRAFTING or ledger.draft.number != number:
+        if session.over or ledger is None or ledger.phase is not Phase.DRAFTING or session.tally.rounds != index:
             return
         if session.draft_name is not None:
             self._roster.was_late(session.draft_name, time.monotonic())
@@ -183,6 +185,10 @@ class Rounds:
                     self._ends.fail(session, error)
                 case Commit() | End():
                     raise AssertionError("handled by the caller")
+        ledger = session.ledger
+        lost = ledger is not None and ledger.phase is Phase.VERIFYING and ledger.target.state is State.PROBE
+        if lost and session.waiting_since_ns is None:
+            session.waiting_since_ns = now_ns()
 
     def _send(self, session: Session, role: Role, task: ProposeTask | VerifyTask) -> None:
         ledger = session.ledger
@@ -202,8 +208,6 @@ class Rounds:
             link.send(task)
         else:
             mirror.stream_lost()
-            if role is Role.TARGET and session.waiting_since_ns is None:
-                session.waiting_since_ns = now_ns()
 
     def _retry(self, session: Session, since_ns: int) -> None:
         if not session.over and session.ledger is not None:
@@ -238,6 +242,10 @@ class Rounds:
                 self._roster.was_prompt(link.name)
                 self.curves.observe_draft(asked, len(answer.result), way)
                 self._observer.drafted(session, way, len(answer.result))
+            else:
+                self._roster.was_late(
+                    link.name, time.monotonic()
+                )  # full or broken: asking again every round costs its way
         self.execute(session, commands)
         session.clock.work(taken, _last_ready(session, taken))
 
@@ -316,21 +324,20 @@ class Rounds:
         ledger = session.ledger
         assert ledger is not None
         spec = session.spec
-        if spec.max_block == 0 or spec.method == "ngram" or not (ledger.draft.idle or not ledger.with_draft):
+        if spec.max_block == 0 or spec.method == "ngram" or ledger.draft.in_flight is not None:
             return
         bound = self._roster.fleet.workers.get(session.draft_name) if session.draft_name else None
         if bound is not None and bound.standing in (Standing.READY, Standing.CONNECTING):
             return
         draft = self._roster.fleet.pick("draft")
-        if draft is None or draft is bound:
+        if draft is None or draft is bound or draft.name in session.former_drafts:
             return
         if bound is not None:
             self._roster.close(bound.name, ledger.session)
+            session.former_drafts.add(bound.name)
         session.draft_name = draft.name
         draft.sessions.add(session.counter)
-        ledger.limits = self.limits(self._roster.fleet.workers[session.target_name], draft)
-        ledger.with_draft = True
-        ledger.draft_up(same_worker=False)
+        ledger.take_draft(self.limits(self._roster.fleet.workers[session.target_name], draft))
 
     def cancel_timer(self, session: Session) -> None:
         if session.draft_timer is not None:

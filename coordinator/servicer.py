@@ -21,7 +21,7 @@ from specwire.law.errors import InvalidArgument, SpecwireError, Unavailable, Ver
 from specwire.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2_grpc
 from specwire.v1 import inference_pb2 as pb
 from specwire.wire import rpc
-from specwire.wire.codec import encode_sampling
+from specwire.wire.codec import encode_law, encode_sampling
 from specwire.wire.info import WorkerInfo, decode_worker_info, encode_worker_info
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     prompt_tokens=len(spec.prompt),
                     sampling=encode_sampling(spec.sampling),
                     max_tokens=spec.max_tokens,
+                    law=encode_law(spec.law),
                 )
             )
             async for response in self._events(session):

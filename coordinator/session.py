@@ -119,6 +119,8 @@ class Session:
         self.window: RequestWindow | None = None
         self.target_name = ""
         self.draft_name: str | None = None
+        self.former_drafts: set[str] = set()
+        """Drafts this session was taken away from: there it is closed, for good."""
         self.tally = Tally()
         self.generated = 0
         self.to_target = Journey()

@@ -47,6 +47,7 @@ class Started:
     prompt_tokens: int
     max_tokens: int
     sampling: types_pb2.Sampling
+    law: Literal["shared_noise", "rejection"] = "shared_noise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +229,7 @@ class Client:
         if not request.HasField("seed"):
             request.seed = secrets.randbits(64)  # ours, so that a repeat gives the same answer
         give_up = None if timeout is None else time.monotonic() + timeout
-        drawn = not (request.HasField("temperature") and request.temperature == 0.0)
-        repeatable = not (drawn and request.speculation.law == types_pb2.LAW_REJECTION)
+        repeatable = True
         delivery = _Delivery()
         retries = 0
         lost_at: float | None = None
@@ -245,6 +245,8 @@ class Client:
                     if event is not None:
                         lost_at = None  # it got further than before
                         yield event
+                    if isinstance(event, Started):
+                        repeatable = event.law != "rejection" or event.sampling.temperature == 0.0
                     if isinstance(event, Final):
                         return
                 raise Unavailable("the stream ended without a final event")
@@ -346,7 +348,13 @@ class _Delivery:
 
 def _started(message: pb.Started) -> Started:
     return Started(
-        message.request_id, message.model, message.seed, message.prompt_tokens, message.max_tokens, message.sampling
+        message.request_id,
+        message.model,
+        message.seed,
+        message.prompt_tokens,
+        message.max_tokens,
+        message.sampling,
+        "rejection" if message.law == types_pb2.LAW_REJECTION else "shared_noise",
     )
 
 

@@ -61,6 +61,10 @@ class TargetStepper:
         vocab = self.spec.vocab_size
         if any(token >= vocab for token in task.block.tokens):
             raise InvalidArgument("block", max(task.block.tokens), f"token ids under {vocab}")
+        if any(max(law.ids) >= vocab for law in task.block.laws):
+            raise InvalidArgument(
+                "draft_laws", max(max(law.ids) for law in task.block.laws), f"token ids under {vocab}"
+            )
 
     def plan(self, jobs: Sequence[Job], due: Due, free_since: float, now: float) -> Plan:
         """See batch.py."""

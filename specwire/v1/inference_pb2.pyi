@@ -163,7 +163,7 @@ class Speculation(_message.Message):
     method: Global___Method.ValueType
     """Where guesses come from."""
     law: _types_pb2.Law.ValueType
-    """How blocks are judged. Unspecified: LAW_SHARED_NOISE."""
+    """How blocks are judged. Unspecified: the server's setting, told in Started."""
     def __init__(
         self,
         *,
@@ -347,6 +347,7 @@ class Started(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    LAW_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Given or chosen."""
     model: _builtins.str
@@ -357,6 +358,8 @@ class Started(_message.Message):
     """Tokens of the prompt after template and tokenizer."""
     max_tokens: _builtins.int
     """Token limit in force."""
+    law: _types_pb2.Law.ValueType
+    """Acceptance law in force."""
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling:
         """Sampling in force, defaults filled in."""
@@ -370,10 +373,11 @@ class Started(_message.Message):
         prompt_tokens: _builtins.int = ...,
         sampling: _types_pb2.Sampling | None = ...,
         max_tokens: _builtins.int = ...,
+        law: _types_pb2.Law.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -371,7 +371,9 @@ def test_a_drawn_answer_is_repeated_only_where_it_would_be_the_same(
     server: Server, ask: Ask, fields: dict[str, Any], asked: int
 ) -> None:
     """Under `rejection` an answer depends on how it was blocked: what was delivered cannot be continued by another draw."""
-    script = server.play([started(), tokens(1), Code.UNAVAILABLE], [started(), tokens(1, 2), final()])
+    law = types_pb2.LAW_REJECTION if fields["law"] == "rejection" else types_pb2.LAW_SHARED_NOISE
+    told = started(law=law, sampling=types_pb2.Sampling(temperature=fields.get("temperature", 1.0)))
+    script = server.play([told, tokens(1), Code.UNAVAILABLE], [told, tokens(1, 2), final()])
     *_, last = ask(server.address, prompt="a", **fields)
 
     assert (asked, Unavailable if asked == 1 else Final) == (len(script.requests), type(last))
