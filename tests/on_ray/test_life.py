@@ -20,6 +20,7 @@ from tests.on_ray.conftest import Service, family
 PROMPT = (1, 2, 3)
 NUM_TOKENS = 300
 PATIENCE_S = 120.0
+FROZEN_S = 2.5
 
 
 def answer(
@@ -128,3 +129,23 @@ def test_a_killed_role_comes_back_and_no_token_is_lost(
     assert (True, plain, plain) == (killed.is_set(), ids, again)
     assert final.speculation.accepted_by_model > 0
     assert former != service.pid(victim)
+
+
+@pytest.mark.parametrize("victim", ["draft-0", "target-0", "coordinator"])
+def test_a_frozen_role_goes_on(service: Service, client: SyncClient, plain: list[int], victim: str) -> None:
+    """SIGSTOP in mid-stream, for longer than silence is taken for life, then SIGCONT: the same tokens, by the same process."""
+    frozen = service.pid(victim)
+    thaw = threading.Timer(FROZEN_S, os.kill, (frozen, signal.SIGCONT))
+
+    def freeze(count: int) -> None:
+        if count > NUM_TOKENS // 3 and not thaw.is_alive() and thaw.ident is None:
+            os.kill(frozen, signal.SIGSTOP)
+            thaw.start()
+
+    ids, _ = answer(client, freeze)
+    thaw.join()
+    healed(client)
+    again, final = answer(client)
+
+    assert (plain, plain, frozen) == (ids, again, service.pid(victim))
+    assert final.speculation.accepted_by_model > 0
