@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -38,12 +39,14 @@ class Service:
 
     folder: StateFolder
     means: str
+    variables: dict[str, str] = field(default_factory=dict)
+    """On top of the usual environment."""
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`specwire` with arguments, from a shell of its own."""
         return subprocess.run(
             [sys.executable, "-m", "deploy.cli", *arguments],
-            env=environment(self.folder.path),
+            env=environment(self.folder.path) | self.variables,
             capture_output=True,
             text=True,
             check=False,
@@ -78,8 +81,6 @@ class Service:
 
 def environment(folder: Path) -> dict[str, str]:
     """The environment of a shell whose Specwire lives in `folder`."""
-    import os
-
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SPECWIRE_"))}
     return kept | {"SPECWIRE_STATE": str(folder)}
 

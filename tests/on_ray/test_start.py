@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -13,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.state import StateFolder
+from deploy import ray_head
+from deploy.ray_head import Head
+from deploy.state import Process, StateFolder
 from tests.on_ray.conftest import PATIENCE, TOPOLOGY, Service, environment
 
 
@@ -114,3 +117,44 @@ def test_a_ray_that_is_not_there(fresh: Service) -> None:
     status, said = up(fresh, TOPOLOGY.replace("address: local", "address: '127.0.0.1:1'"))
 
     assert (3, True) == (status, "Ray at 127.0.0.1:1" in said)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_ray_that_runs_is_joined_and_left_running(fresh: Service, tmp_path: Path) -> None:
+    """RAY_ADDRESS says which; a second Specwire in it is refused and does not harm the first."""
+    other = StateFolder(tmp_path / "other")
+    other.prepare()
+    # From a process of its own, as everywhere: a head outlives whoever started it.
+    code = (
+        "import dataclasses, json, pathlib, sys; from deploy import ray_head; from deploy.state import StateFolder\n"
+        "head = ray_head.start(StateFolder(pathlib.Path(sys.argv[1])), 80, float(sys.argv[2]))\n"
+        "print(json.dumps([head.address, str(head.folder), dataclasses.astuple(head.process)]))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, other.path, PATIENCE], check=True, capture_output=True, text=True
+    )
+    address, files, process = json.loads(told.stdout)
+    head = Head(address, Path(files), Process(*process))
+    try:
+        fresh.variables = ray_head.environment(other) | {"RAY_ADDRESS": head.address}
+        path = tmp_path / "t.yaml"
+        path.write_text(TOPOLOGY.replace("ray: {address: local}", ""))
+        started = fresh.command("up", str(path), "--timeout", PATIENCE)
+        rival = Service(StateFolder(tmp_path / "rival"), "", fresh.variables)
+        refused = rival.command("up", str(path), "--timeout", PATIENCE)
+        said = fresh.command("generate", "1,2,3", "--ids", "--max-tokens", "5")
+        actors = json.loads(fresh.command("status", "--actors", "--json").stdout)["actors"]
+        stopped = fresh.command("down", "--grace", "2")
+
+        assert (0, 2, 0, 0) == (started.returncode, refused.returncode, said.returncode, stopped.returncode), (
+            started.stderr
+        )
+        assert "this Ray already has a Specwire" in refused.stderr
+        assert [("coordinator", "alive"), ("target-0", "alive"), ("draft-0", "alive")] == [
+            (actor["name"], actor["state"]) for actor in actors
+        ]
+        assert (True, None) == (head.process.alive, fresh.folder.read())
+    finally:
+        ray_head.stop(head.process, head.folder)
+    assert not head.process.alive
