@@ -21,7 +21,7 @@ from tests.e2e.stack import Stack, Stream, lives, stack, streaming
 from tests.support.near_tie import Tally
 from tests.support.service import Answer
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 REQUEST: dict[str, Any] = {"messages": chat(PROMPTS[2]), "temperature": 0.0, "ignore_eos": True}
 DRAFTED: dict[str, Any] = REQUEST | {"num_speculative_tokens": 4, "method": "draft_model"}
