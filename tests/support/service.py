@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 PATIENCE_S = 30.0
 """A test that waits longer has failed. Every wait ends with what it waits for, not with a time."""
+LONGEST_S = 900.0
+"""No test takes longer, the slow ones included: one that hangs must fail."""
 POLL_S = 0.005
 ROLES: dict[str, tuple[Role, Any]] = {"draft": (DRAFT, DraftConfig), "target": (TARGET, TargetConfig)}
 
@@ -73,7 +75,8 @@ def on_the_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         async def whole() -> None:
-            await test(*args, **kwargs)
+            async with asyncio.timeout(LONGEST_S):
+                await test(*args, **kwargs)
 
         the_loop().run(whole())
 
