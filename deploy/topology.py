@@ -65,8 +65,12 @@ class Speculation(_Strict):
 
     num_speculative_tokens: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
     """Longest block; 0: plain decoding; auto: chosen round by round."""
+    max_num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 8
+    """Longest block that auto considers, and most that a request may ask for."""
     method: Literal["auto", "draft_model", "ngram"] = "auto"
     law: Literal["shared_noise", "rejection"] = "shared_noise"
+    draft_timeout_ms: Literal["auto"] | Annotated[int, Field(ge=1, le=600_000)] = "auto"
+    """How long a round waits for its block; auto: four times what it should take."""
 
 
 class CoordinatorRole(Placed):
