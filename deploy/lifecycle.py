@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from deploy import configs, ready, state, topology
+from deploy import configs, ray_head, ready, state, topology
 from deploy.state import Running, StateError, StateFolder
 from deploy.topology import Topology, TopologyError
 from specwire.law.errors import InvalidArgument
@@ -62,7 +63,11 @@ def _refuse_second(folder: StateFolder) -> None:
         return
     if running.alive:
         raise StateError(f"already running: {running.describe()}. First: specwire down")
-    folder.clear()  # a machine that was switched off leaves such a file
+    # A machine that was switched off leaves such a file; a Ray whose holder was killed leaves its parts as well.
+    if running.ray is not None and running.ray.started:
+        for process in running.processes:
+            ray_head.stop(process, Path(running.ray.folder))
+    folder.clear()
 
 
 def _with_port(plan: Topology) -> Topology:

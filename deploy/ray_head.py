@@ -34,6 +34,8 @@ from deploy.topology import RaySettings
 HOST = "127.0.0.1"
 TOKEN = "ray_token"
 PREFIX = "specwire-ray-"
+MARK = "SPECWIRE_RAY_FILES"
+"""In the environment of every process of our Ray, since some of them change their command."""
 RAY_WAS_SLOW = "timed out during startup"
 """In Ray's words, when one of its parts took too long."""
 LONGEST_TMP = 40
@@ -120,7 +122,7 @@ def _try(folder: StateFolder, object_store_mb: int, give_up: float) -> Head:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder.path,
-            env={**_without_ray(os.environ), **environment(folder), **processes.import_path()},
+            env={**_without_ray(os.environ), **environment(folder), **processes.import_path(), MARK: str(files)},
             start_new_session=True,
         )
     process = Process.of("ray", started.pid)
@@ -164,17 +166,24 @@ def reachable(state: RayState) -> bool:
 def stop(head: Process, files: Path, grace_s: float = 3.0) -> None:
     """Ends the head, all that it started and all that these started, and removes their files."""
     found = head.find()
-    family = [found, *found.children(recursive=True)] if found is not None else []
-    # Actors whose parent died first are nobody's children; they carry the session folder in their command or environment.
-    family += [process for process in psutil.process_iter() if process not in family and _belongs(process, files)]
+    # Parts whose holder died first are nobody's children any more.
+    roots = [each for each in psutil.process_iter() if each == found or _belongs(each, files)]
+    family = {each.pid: each for root in roots for each in [root, *_children(root)]}
     processes.end(
-        [Process("ray", process.pid, process.create_time()) for process in family if process.is_running()], grace_s
+        [Process("ray", each.pid, each.create_time()) for each in family.values() if each.is_running()], grace_s
     )
     if files.name.startswith(PREFIX):
         shutil.rmtree(files, ignore_errors=True)
 
 
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return process.children(recursive=True)
+    return []
+
+
 def _belongs(process: psutil.Process, files: Path) -> bool:
+    """Whether it is of the Ray with this session folder: by its command, or by the environment that we gave it."""
     with contextlib.suppress(psutil.Error, OSError):
-        return any(str(files) in part for part in process.cmdline())
+        return any(str(files) in part for part in process.cmdline()) or process.environ().get(MARK) == str(files)
     return False

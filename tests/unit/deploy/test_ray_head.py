@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy import ray_head, ready, topology
@@ -115,3 +120,20 @@ def test_what_does_not_answer_is_left_behind() -> None:
     with pytest.raises(StartError, match="Ray does not answer within 0 s"):
         ready.within(0.01, "Ray", over.wait)
     over.set()
+
+
+def test_parts_whose_holder_was_killed_are_found_and_ended(tmp_path: Path) -> None:
+    """By the mark in their environment, since Ray's processes change their command; and their files go."""
+    files = tmp_path / f"{ray_head.PREFIX}x"
+    files.mkdir()
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    part = subprocess.Popen(sleeper, env={**os.environ, ray_head.MARK: str(files)})
+    other = subprocess.Popen(sleeper, env={**os.environ, ray_head.MARK: str(tmp_path / "other")})
+    while not all(psutil.Process(each.pid).cmdline() == sleeper for each in (part, other)):  # not yet what they will be
+        time.sleep(0.001)
+    ray_head.stop(Process("ray", 2**22 + 7, 1.0), files, 0.5)
+    ended = (part.poll() is not None, other.poll() is not None, files.exists())
+    other.kill()
+    other.wait()
+
+    assert (True, False, False) == ended
