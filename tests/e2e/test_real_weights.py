@@ -15,7 +15,7 @@ from specwire.lm.port import Feed
 from tests.e2e.conftest import DEMO, demo_model
 from tests.e2e.prompts import PROMPTS, all_prompts, chat
 from tests.e2e.stack import Stack, stack
-from tests.support.near_tie import Tally
+from tests.support.near_tie import Tally, rescore_by
 from tests.support.service import Answer
 
 pytestmark = pytest.mark.weights
@@ -184,6 +184,26 @@ def test_all_prompts(service: Stack, tally: Tally, notes: list[str]) -> None:
         own.compare(ids_of(service, text), expected.ids, actual.ids)
     notes.append(own.report())
     own.settle()
+
+
+@pytest.fixture(scope="module")
+def half(demo: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The demo pair in bfloat16."""
+    document = {role: part | {"precision": "bfloat16"} for role, part in DEMO.items()}
+    with stack(tmp_path_factory.mktemp("half"), document) as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_half_precision_parts_at_near_ties_only(half: Stack, notes: list[str]) -> None:
+    """In bfloat16 answers may part, but only where rounding can decide; how often is told and not limited."""
+    own = Tally(lambda tokens: rescore_by(demo_model(precision="bfloat16"))(tokens), "bfloat16")
+    plain = half.answers(greedy(PROMPTS, **PLAIN), at_once=True)
+    answers = half.answers(greedy(PROMPTS, **VARIANTS["3"]), at_once=True)
+
+    for text, expected, actual in zip(PROMPTS, plain, answers, strict=True):
+        own.compare(ids_of(half, text), expected.ids, actual.ids)
+    notes.append(own.report())
 
 
 @pytest.fixture(scope="module")
