@@ -32,6 +32,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "8": {"num_speculative_tokens": 8, "method": "auto"},
 }
 """How to speculate. Under `auto` the controller may find that it does not pay, so that nothing is drafted."""
+QUICK = ("auto", "both", "draft")
+"""Variants of the default suite; the others are slow."""
 SOLO = ("auto",)
 """Variants asked one request at a time; the others ask all at once, so that batches are ragged."""
 
@@ -58,7 +60,9 @@ def check_time(answer: Answer) -> None:
     assert timing.unattributed_us <= 0.02 * timing.total_us
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in VARIANTS]
+)
 def test_greedy_answers_are_those_of_plain_decoding(
     variant: str, service: Stack, plain: list[Answer], tally: Tally
 ) -> None:
