@@ -99,6 +99,8 @@ class WorkerLink:
         self._events = events
         self._kind = _KINDS[role]
         self._tasks: list[ProposeTask | VerifyTask] = []
+        self._announce = False
+        """What is due is to be said, even if no task is sent."""
         self._closes: deque[SessionId] = deque(maxlen=MAX_CLOSES)
         self._closed: deque[tuple[int, SessionId]] = deque(maxlen=MAX_CLOSES)
         """Closes written, each with the number of the echo that will confirm it. They may go down with the stream: a worker that
@@ -131,6 +133,12 @@ class WorkerLink:
         """Puts a task into the outbox. Ignored while the link is down: the ledger will say it again."""
         if self.up:
             self._tasks.append(task)
+            self._wake.set()
+
+    def announce(self) -> None:
+        """Sends what is due, also when no task goes out now, so that the target does not start without its company."""
+        if self.up:
+            self._announce = True
             self._wake.set()
 
     def close(self, session: SessionId) -> None:
@@ -238,7 +246,10 @@ class WorkerLink:
             self._closes.clear()
             echo, self._echo = self._echo, 0
             self._closed.extend((echo or self._last_echo + 1, session) for session in closes)
-            due_sessions, due_us = self._events.due(self) if tasks and self.role is Role.TARGET else (0, 0)
+            announce, self._announce = self._announce or bool(tasks), False
+            due_sessions, due_us = self._events.due(self) if announce and self.role is Role.TARGET else (0, 0)
+            if not (tasks or closes or echo or due_sessions):
+                continue
             raw = encode_task_frame(
                 self._kind,
                 TaskFrame(tasks=tuple(tasks), closes=closes, echo=echo, due_sessions=due_sessions, due_us=due_us),

@@ -303,6 +303,8 @@ class Driver:
             except Exception as error:  # our bug, in one session: the others go on
                 log.exception("session %d", session.counter)
                 self.fail(session, OurFault(f"{type(error).__name__} while applying an answer"))
+        if link.role is Role.TARGET:
+            link.announce()  # of the sessions judged just now some draft again
         self.rounds.wake_clients()
 
     # ---------------------------------------------------------------- ends

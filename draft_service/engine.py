@@ -69,7 +69,7 @@ class DraftStepper:
         """Tokens this task's block will have."""
         return min(task.num_tokens, self._max_block, self.spec.max_context - task.base)
 
-    def plan(self, jobs: Sequence[Job], due: Due, free_since: float, now: float) -> Plan:
+    def plan(self, jobs: Sequence[Job], due: Sequence[Due], free_since: float, now: float) -> Plan:
         """Sequences that need one row first, those that catch up beside them; see `specwire.worker.shares`."""
         claims = [self._claim(key, job) for key, job in enumerate(jobs)]
         shares = share(claims, self._budget, self._max_sessions)

@@ -1,8 +1,9 @@
 """Which waiting tasks go into the target's next step, and whether to wait a moment for more. Pure: `now` is an argument.
 
-Law. `specwire.worker.shares` divides the token budget. Before a step the engine may linger for blocks that are announced, so
-that groups in lockstep do not decay into fragments: lingering for `wait` seconds costs each waiting session `wait`, and saves
-each due session the `v - wait` it would spend behind the step that starts without it. It lingers while
+Law. `specwire.worker.shares` divides the token budget. Before a step the engine may linger for sessions that are announced
+or expected back (turnaround.py), so that groups in lockstep do not decay into fragments, and fragments find together again:
+lingering for `wait` seconds costs each waiting session `wait`, and saves each due session the `v - wait` it would spend behind
+the step that starts without it. It lingers while
 
     waiting * wait < due * (v - wait)        v: time of a step, as measured
 
@@ -42,18 +43,28 @@ def last_needed(task: Task) -> int:
     return task.base if task.prefill_only else task.base - 1
 
 
-def linger_until(claims: Sequence[Claim], due: Due, step_s: float, since: float, now: float) -> float | None:
-    """Until when to wait for announced blocks. None: start now. `since`: when the engine could have started."""
-    wait = due.by - now
-    if wait <= 0 or due.sessions <= 0 or not all(claim.urgent for claim in claims):
+def linger_until(claims: Sequence[Claim], due: Sequence[Due], step_s: float, since: float, now: float) -> float | None:
+    """Until when to wait for sessions that are to come: the moment that saves most. None: start now. `since`: when the engine
+    could have started."""
+    if not all(claim.urgent for claim in claims):
         return None
-    if now - since + wait >= step_s or len(claims) * wait >= due.sessions * (step_s - wait):
-        return None
-    return due.by
+    best: float | None = None
+    most_saved, coming = 0.0, 0
+    for each in sorted(due, key=lambda each: each.by):
+        wait = each.by - now
+        if wait <= 0:
+            continue
+        if now - since + wait >= step_s:
+            break
+        coming += each.sessions
+        saved = coming * (step_s - wait) - len(claims) * wait
+        if saved > most_saved:
+            best, most_saved = each.by, saved
+    return best
 
 
 def plan(
-    jobs: Sequence[Job], due: Due, step_s: float, since: float, now: float, budget: int, max_sessions: int
+    jobs: Sequence[Job], due: Sequence[Due], step_s: float, since: float, now: float, budget: int, max_sessions: int
 ) -> Plan:
     """The next step, of jobs in order of age. `step_s`: recent time of a step; 0 never lingers."""
     claims = [claim_of(key, job) for key, job in enumerate(jobs)]

@@ -66,7 +66,7 @@ class TargetStepper:
                 "draft_laws", max(max(law.ids) for law in task.block.laws), f"token ids under {vocab}"
             )
 
-    def plan(self, jobs: Sequence[Job], due: Due, free_since: float, now: float) -> Plan:
+    def plan(self, jobs: Sequence[Job], due: Sequence[Due], free_since: float, now: float) -> Plan:
         """See batch.py."""
         since = max(free_since, jobs[0].mark_ns / 1e9)
         step_s = self._step_s if self._linger else 0.0

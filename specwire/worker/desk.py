@@ -17,6 +17,7 @@ from specwire.wire.codec import Hello, TaskFrame
 from specwire.worker.jobs import Job
 from specwire.worker.sessions import Accept, Resend, SessionTable
 from specwire.worker.stepper import Done, Due, Part, Plan, Stepper, StepResult
+from specwire.worker.turnaround import Turnaround
 
 Result = Verdict | Block | Refusal | Failure | None
 
@@ -63,6 +64,7 @@ class Desk:
         self._max_lease_s = max_lease_s
         self._streams: dict[int, Stream] = {}  # incarnation -> its newest stream, while connected
         self._due: dict[int, Due] = {}  # incarnation -> what it said is coming
+        self._turnarounds: dict[int, Turnaround] = {}  # incarnation -> when those answered last will be back
         self._order = 0
         self._out: list[Delivery] = []
         self._answered: list[Answer] = []
@@ -82,6 +84,7 @@ class Desk:
         if former is not None and former is not stream:
             self._out.append(Delivery(former, end=f"generation {hello.generation} of this stream took over"))
         self._streams[hello.incarnation] = stream
+        self._turnarounds[hello.incarnation] = Turnaround()
         self._out.append(Delivery(stream, welcome=True))
 
     def lose(self, stream: Stream, incarnation: int, now_ns: int) -> None:
@@ -90,6 +93,7 @@ class Desk:
             return
         del self._streams[incarnation]
         self._due.pop(incarnation, None)
+        self._turnarounds.pop(incarnation, None)
         self.table.leases.lose_stream(incarnation, now_ns / 1e9)
         self.table.purge_unbegun(incarnation)
 
@@ -103,6 +107,8 @@ class Desk:
             self.table.close(session, now_ns / 1e9)
         if frame.tasks or frame.due_sessions:
             self._due[incarnation] = Due(frame.due_sessions, (parsed_ns + frame.due_us * 1000) / 1e9)
+        returned = (task.session for task in frame.tasks)
+        self._turnarounds[incarnation].heard(returned, frame.closes, frame.due_sessions > 0, parsed_ns / 1e9)
         parse_us = max(0, parsed_ns - received_ns) // 1000
         for answer in frame.invalid:
             job_less = Finished(answer, received_ns, parse_us, max(0, now_ns - parsed_ns) // 1000)
@@ -145,9 +151,8 @@ class Desk:
         if not jobs:
             return Plan()
         now = now_ns / 1e9
-        due = [due for due in self._due.values() if due.by > now and due.sessions]
-        total = Due(sum(each.sessions for each in due), max((each.by for each in due), default=0.0))
-        return self._stepper.plan(jobs, total, free_since_ns / 1e9, now)
+        due = [*self._due.values(), *(due for each in self._turnarounds.values() for due in each.due())]
+        return self._stepper.plan(jobs, [each for each in due if each.by > now], free_since_ns / 1e9, now)
 
     def _late(self, now_ns: int) -> Job | None:
         for job in self.table.fronts():
@@ -175,6 +180,12 @@ class Desk:
             part.job.compute_ns += compute_ns
         finished = [self._conclude(done, now_ns) for done in result.done]
         self._give(finished, timing, now_ns)
+        answered: dict[int, list[SessionId]] = {}
+        for each in finished:
+            answered.setdefault(each.answer.session.incarnation, []).append(each.answer.session)
+        for incarnation, sessions in answered.items():
+            if incarnation in self._turnarounds:
+                self._turnarounds[incarnation].answered(sessions, now_ns / 1e9)
 
     def _conclude(self, done: Done, now_ns: int) -> Finished:
         job = done.job

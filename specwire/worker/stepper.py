@@ -18,14 +18,11 @@ from specwire.worker.jobs import Job
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Sessions whose tasks are announced but not here."""
+    """Sessions whose tasks are announced or expected, but not here."""
 
     sessions: int = 0
     by: float = 0.0
     """Engine clock, seconds, until which they are expected."""
-
-
-NOTHING_DUE = Due()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +80,9 @@ class Stepper(Protocol):
     def check(self, task: Task) -> None:
         """Raises InvalidArgument on a task that breaks the service's limits. Does not mutate."""
 
-    def plan(self, jobs: Sequence[Job], due: Due, free_since: float, now: float) -> Plan:
-        """Chooses among jobs, oldest first. Does not mutate; called again when something arrives or the wait is over."""
+    def plan(self, jobs: Sequence[Job], due: Sequence[Due], free_since: float, now: float) -> Plan:
+        """Chooses among jobs, oldest first. `due`: sessions not here, all still to come. Does not mutate; called again when
+        something arrives or the wait is over."""
 
     def run(self, parts: Sequence[Part]) -> StepResult:
         """Computes. The jobs have begun. Moves `filled` of their sessions; raises whatever the model raises."""

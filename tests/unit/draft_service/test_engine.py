@@ -15,7 +15,7 @@ from specwire.law.values import GREEDY, Block, Law, Opening
 from specwire.lm.port import ModelSpec
 from specwire.worker.jobs import Job
 from specwire.worker.sessions import SessionTable
-from specwire.worker.stepper import NOTHING_DUE, Done
+from specwire.worker.stepper import Done
 
 OPENING = Opening(Law.SHARED_NOISE, GREEDY, 0, 0, 1)
 SPEC = ModelSpec("fake", "fake", 1000, (), 64, (), GREEDY, "cpu", "float32", "f")
@@ -59,7 +59,7 @@ def run(stepper: DraftStepper, table: SessionTable, *tasks: ProposeTask) -> dict
         table.admit(Job(task, order=order), 0.0)
     done: dict[int, Done] = {}
     while jobs := [job for job in table.fronts() if job.task.session.counter not in done]:
-        plan = stepper.plan(jobs, NOTHING_DUE, 0.0, 0.0)
+        plan = stepper.plan(jobs, [], 0.0, 0.0)
         assert plan.parts
         for part in plan.parts:
             if not part.job.begun:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from specwire.law.values import Block, Law, Opening, SamplingSpec
 from specwire.worker.jobs import Job
 from specwire.worker.session import Session
 from specwire.worker.shares import Claim
-from specwire.worker.stepper import NOTHING_DUE, Due
+from specwire.worker.stepper import Due
 from target_service.batch import claim_of, linger_until, plan
 
 OPENING = Opening(Law.SHARED_NOISE, SamplingSpec(), 0, 0, 1)
@@ -65,23 +67,25 @@ BLOCKS = [Claim(0, 0, 5), Claim(1, 0, 5)]
 @pytest.mark.parametrize(
     ("due", "step_s", "expected"),
     [
-        (Due(6, 1.002), 0.020, 1.002),  # 2 wait 2 ms, 6 save 18 ms
-        (Due(1, 1.015), 0.020, None),  # 2 wait 15 ms, 1 saves 5 ms
-        (Due(6, 1.021), 0.020, None),  # they come when the step would be over anyway
-        (Due(6, 0.999), 0.020, None),  # their time is over
-        (NOTHING_DUE, 0.020, None),
-        (Due(6, 1.002), 0.0, None),  # no step was measured yet
+        ([Due(6, 1.002)], 0.020, 1.002),  # 2 wait 2 ms, 6 save 18 ms
+        ([Due(1, 1.015)], 0.020, None),  # 2 wait 15 ms, 1 saves 5 ms
+        ([Due(6, 1.021)], 0.020, None),  # they come when the step would be over anyway
+        ([Due(6, 0.999)], 0.020, None),  # their time is over
+        ([], 0.020, None),
+        ([Due(6, 1.019), Due(4, 1.003)], 0.020, 1.003),  # the far ones are not worth it, the near ones are
+        ([Due(1, 1.003), Due(6, 1.005)], 0.020, 1.005),  # 1 saves 17 - 6 ms; 7 save 7 * 15 - 10 ms
+        ([Due(6, 1.002)], 0.0, None),  # no step was measured yet
     ],
 )
-def test_when_to_linger(due: Due, step_s: float, expected: float | None) -> None:
+def test_when_to_linger(due: Sequence[Due], step_s: float, expected: float | None) -> None:
     """waiting * wait < due * (v - wait)."""
     assert linger_until(BLOCKS, due, step_s, since=1.0, now=1.0) == expected
 
 
 def test_nobody_lingers_while_a_prompt_waits_or_for_longer_than_a_step() -> None:
     """There is work; and what was waited already counts."""
-    assert linger_until([*BLOCKS, Claim(2, 100, 1)], Due(6, 1.002), 0.02, 1.0, 1.0) is None
-    assert linger_until(BLOCKS, Due(6, 1.002), 0.02, 0.981, 1.0) is None
+    assert linger_until([*BLOCKS, Claim(2, 100, 1)], [Due(6, 1.002)], 0.02, 1.0, 1.0) is None
+    assert linger_until(BLOCKS, [Due(6, 1.002)], 0.02, 0.981, 1.0) is None
 
 
 @given(
@@ -93,7 +97,7 @@ def test_lingering_ends_whatever_is_announced(waiting: int, step_s: float, hints
     """Hint after hint, the wait never exceeds one step."""
     now = since = 5.0
     for sessions, within in hints:
-        until = linger_until([Claim(0, 0, 1)] * waiting, Due(sessions, now + within), step_s, since, now)
+        until = linger_until([Claim(0, 0, 1)] * waiting, [Due(sessions, now + within)], step_s, since, now)
         if until is None:
             break
         assert now < until < since + step_s
@@ -103,8 +107,8 @@ def test_lingering_ends_whatever_is_announced(waiting: int, step_s: float, hints
 def test_a_plan_is_a_wait_or_a_step() -> None:
     """Never both."""
     jobs = [job(10, 10, 10, 1, block=4)]
-    waits = plan(jobs, Due(6, 1.002), 0.02, 1.0, 1.0, 512, 64)
-    steps = plan(jobs, NOTHING_DUE, 0.02, 1.0, 1.0, 512, 64)
+    waits = plan(jobs, [Due(6, 1.002)], 0.02, 1.0, 1.0, 512, 64)
+    steps = plan(jobs, [], 0.02, 1.0, 1.0, 512, 64)
 
     assert (waits.parts, waits.wait_until) == ((), 1.002)
     assert [(part.job, part.rows, part.last) for part in steps.parts] == [(jobs[0], 5, True)]

@@ -39,14 +39,14 @@ class EverythingAtOnce:
 
     spec: ModelSpec = field(default_factory=lambda: ModelSpec("m", "m", 9, (), 9, (), GREEDY, "cpu", "float32", "f"))
     num_slots: int = 2
-    due: list[Due] = field(default_factory=list)
+    due: list[list[Due]] = field(default_factory=list)
 
     def check(self, task: Task) -> None:
         if 8 in task.append:
             raise InvalidArgument("append", 8, "no eight")
 
-    def plan(self, jobs: Sequence[Job], due: Due, free_since: float, now: float) -> Plan:
-        self.due.append(due)
+    def plan(self, jobs: Sequence[Job], due: Sequence[Due], free_since: float, now: float) -> Plan:
+        self.due.append(list(due))
         return Plan(tuple(Part(job, 1, True) for job in jobs))
 
     def run(self, parts: Sequence[Part]) -> StepResult:
@@ -176,7 +176,7 @@ def test_lateness_is_checked_at_the_start() -> None:
 
 
 def test_what_is_due_is_what_the_last_frame_of_each_coordinator_said() -> None:
-    """Hints add up over coordinators, fade with time, and a frame of tasks replaces them."""
+    """One for each coordinator, until its time is over or a frame of tasks replaces it."""
     a, b = End("a"), End("b")
     desk = Desk(stepper := EverythingAtOnce(), 60.0, 600.0)
     for stream, incarnation in ((a, 1), (b, 2)):
@@ -188,7 +188,24 @@ def test_what_is_due_is_what_the_last_frame_of_each_coordinator_said() -> None:
     desk.frame(b, 2, TaskFrame(tasks=(ask(1, incarnation=2),)), 0, 0, 0)
     desk.plan(0, 3 * MS)
 
-    assert stepper.due == [Due(7, 0.005), Due(4, 0.005), Due(0, 0.0)]
+    assert stepper.due == [[Due(3, 0.002), Due(4, 0.005)], [Due(4, 0.005)], []]
+
+
+def test_answered_sessions_are_due_within_the_time_they_took_so_far() -> None:
+    """Nothing is expected before it was measured; a frame that brings one of them back ends the wait for all."""
+    a = End("a")
+    desk = Desk(stepper := EverythingAtOnce(), 60.0, 600.0)
+    desk.open(a, Hello(1, 1, 5000, 1))
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1),)), 0, 0, 0)
+    step(desk, 10 * MS)
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1, 2),)), 0, 15 * MS, 15 * MS)  # 2 ms after its answer
+    step(desk, 20 * MS)
+    desk.frame(a, 1, TaskFrame(tasks=(ask(2),)), 0, 24 * MS, 24 * MS)
+    desk.plan(0, 24 * MS)
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1, 3),)), 0, 25 * MS, 25 * MS)
+    desk.plan(0, 25 * MS)
+
+    assert stepper.due == [[], [], [Due(1, pytest.approx(0.029))], []]
 
 
 def test_a_step_that_raised_fails_its_tasks_only() -> None:

@@ -40,7 +40,7 @@ class Gated:
     def check(self, task: Task) -> None:
         pass
 
-    def plan(self, jobs: Sequence[Job], due: Due, free_since: float, now: float) -> Plan:
+    def plan(self, jobs: Sequence[Job], due: Sequence[Due], free_since: float, now: float) -> Plan:
         if self.broken_plans:
             self.broken_plans -= 1
             raise RuntimeError("a bug in planning")
