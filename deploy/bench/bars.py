@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from collections import defaultdict
@@ -28,7 +30,7 @@ from rich.table import Table
 
 from deploy.bench.engine_loop import EngineLoop
 from deploy.bench.statistics import Estimate, bootstrap, median_ratio, total_ratio
-from specwire.client import Client, Final, Tokens
+from specwire.client import DEFAULT_ADDRESS, Client, Final, Tokens
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"num_speculative_tokens": 0},
@@ -47,6 +49,8 @@ class Run:
     seconds: float
     """From the first token to the final event: decoding alone."""
     total_seconds: float
+    gaps: list[float]
+    """Seconds from each event with tokens to the next."""
     final: Final
 
 
@@ -57,12 +61,14 @@ class Bars:
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
     kinds: list[str] = field(default_factory=list)
     differing: int = 0
+    token_pairs: list[tuple[float, float]] = field(default_factory=list)
+    """Per prompt: median seconds of a plain token through the service, and of a bare step right after."""
 
 
 async def ask(client: Client, prompt: str, max_tokens: int, **options: Any) -> Run:
     """One greedy answer, with its rounds."""
     begun = time.perf_counter()
-    first = begun
+    arrivals: list[float] = []
     ids: list[int] = []
     async for event in client.generate(
         messages=[{"role": "user", "content": prompt}],
@@ -72,12 +78,12 @@ async def ask(client: Client, prompt: str, max_tokens: int, **options: Any) -> R
         **options,
     ):
         if isinstance(event, Tokens):
-            if not ids:
-                first = time.perf_counter()
+            arrivals.append(time.perf_counter())
             ids.extend(event.ids)
         elif isinstance(event, Final):
             now = time.perf_counter()
-            return Run(tuple(ids), now - first, now - begun, event)
+            gaps = [after - before for before, after in itertools.pairwise(arrivals)]
+            return Run(tuple(ids), now - arrivals[0] if arrivals else 0.0, now - begun, gaps, event)
     raise AssertionError("a stream ends with its final event")
 
 
@@ -99,6 +105,14 @@ def idle_shares(pids: dict[str, int], seconds: float) -> dict[str, float]:
     return {name: (sum(p.cpu_times()[:2]) - before[name]) / seconds for name, p in processes.items()}
 
 
+def listening(port: int) -> int:
+    """The process that serves a port of this machine."""
+    for each in psutil.net_connections("tcp"):
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid is not None:
+            return each.pid
+    raise SystemExit(f"nothing listens at port {port} of this machine")
+
+
 def loopback_bytes() -> int:
     """Bytes that went over this machine's loopback so far, headers of TCP and HTTP/2 included."""
     return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
@@ -112,6 +126,7 @@ async def measure(args: argparse.Namespace, prompts: list[dict[str, str]], conso
         stats = await client.stats()
         report["precision"] = {worker.name: worker.info.precision for worker in stats.workers}
         pids = {w.name: int(w.info.node.rpartition(":")[2] or w.info.node.split()[-1]) for w in stats.workers}
+        pids["coordinator"] = listening(int((args.address or DEFAULT_ADDRESS).rpartition(":")[2]))
         report["idle_cores"] = idle_shares(pids, 5.0)
         loop = EngineLoop(json.loads(args.target), json.loads(args.draft) if args.draft else None)
         await ask(client, prompts[0]["prompt"], 16)
@@ -128,9 +143,13 @@ async def measure(args: argparse.Namespace, prompts: list[dict[str, str]], conso
                     bars.differing += sum(run.ids != answers["plain"].ids for run in answers.values())
                     bars.kinds.append(prompt["kind"])
                     loop.measure(200, ROWS)
+                    if answers["plain"].gaps:
+                        bare = loop.plain_steps(answers["plain"].final.usage.prompt_tokens, 24)
+                        bars.token_pairs.append((statistics.median(answers["plain"].gaps), statistics.median(bare)))
                     progress.advance(task)
         summarise(bars, loop, report)
-        report["batch"] = await batch(client, [p["prompt"] for p in prompts], args.max_tokens)
+        texts = [p["prompt"] for p in prompts]
+        report["batch"] = await batch(client, texts, args.max_tokens // 2, args.batch_pairs)
         report["bytes"] = await wire(client, prompts[0]["prompt"], args.max_tokens)
     return report
 
@@ -146,8 +165,10 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
         runs = bars.runs[name]
         pairs = [(p.total_seconds, r.total_seconds) for p, r in zip(plain, runs, strict=True)]
         chosen = [pair for pair, kind in zip(pairs, bars.kinds, strict=True) if kind in COPYING]
+        decoding = [(p.seconds, r.seconds) for p, r in zip(plain, runs, strict=True)]
         limits = [
-            (len(p.ids) * loop.seconds("target", 1), limit_seconds(r, loop)) for p, r in zip(plain, runs, strict=True)
+            ((len(p.ids) - 1) * loop.seconds("target", 1), limit_seconds(r, loop))
+            for p, r in zip(plain, runs, strict=True)
         ]
         rounds = sum(run.final.speculation.rounds for run in runs)
         report[name] = {
@@ -160,7 +181,7 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
             },
             "tokens_per_round": sum(len(run.ids) for run in runs) / rounds,
             "formula": total_ratio(limits),
-            "of_formula": total_ratio(pairs) / total_ratio(limits),
+            "of_formula": total_ratio(decoding) / total_ratio(limits),
         }
     for name, runs in bars.runs.items():
         timing = [run.final.timing for run in runs]
@@ -172,25 +193,27 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
             "outside_compute": 1 - compute / total,
             "transfer": sum(t.draft_transfer_us + t.target_transfer_us for t in timing) / total,
         }
-    tokens = sum(len(run.ids) - 1 for run in plain)
-    per_token = sum(run.seconds for run in plain) / tokens
-    bare = loop.seconds("target", 1)
-    report["plain_token"] = {"service_ms": 1e3 * per_token, "bare_ms": 1e3 * bare, "cost": per_token / bare - 1}
+    service_ms, bare_ms = (1e3 * statistics.median(column) for column in zip(*bars.token_pairs, strict=True))
+    report["plain_token"] = {
+        "service_ms": service_ms,
+        "bare_ms": bare_ms,
+        "ratio": _shown(bootstrap(bars.token_pairs, median_ratio)),
+        "difference_ms": 1e3 * statistics.median(service - bare for service, bare in bars.token_pairs),
+    }
 
 
-async def batch(client: Client, prompts: list[str], max_tokens: int) -> dict[str, Any]:
+async def batch(client: Client, prompts: list[str], max_tokens: int, pairs: int, **options: Any) -> dict[str, Any]:
     """Eight at a time against one at a time, and whether each answer is its solo answer."""
     chosen = (prompts * 8)[:8]
-    pairs = []
+    seconds = []
     differing = 0
-    for _ in range(2):
-        alone = [await ask(client, prompt, max_tokens) for prompt in chosen]
+    for _ in range(pairs):
+        alone = [await ask(client, prompt, max_tokens, **options) for prompt in chosen]
         begun = time.perf_counter()
-        together = await asyncio.gather(*(ask(client, prompt, max_tokens) for prompt in chosen))
-        seconds = time.perf_counter() - begun
+        together = await asyncio.gather(*(ask(client, prompt, max_tokens, **options) for prompt in chosen))
+        seconds.append((sum(run.total_seconds for run in alone), time.perf_counter() - begun))
         differing += sum(a.ids != b.ids for a, b in zip(alone, together, strict=True))
-        pairs.append((sum(run.total_seconds for run in alone), seconds))
-    return {"speedup_of_8": total_ratio(pairs), "differing": differing, "of": 2 * len(chosen)}
+    return {"speedup_of_8": _shown(bootstrap(seconds, median_ratio)), "differing": differing, "of": pairs * len(chosen)}
 
 
 async def wire(client: Client, prompt: str, max_tokens: int) -> dict[str, float]:
@@ -233,6 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--address", help="host:port of the coordinator")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=1, help="times through all prompts; each is one interleaved set")
+    parser.add_argument("--batch-pairs", type=int, default=5, help="eight requests together and alone, so many times")
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt")
     parser.add_argument("--target", help="JSON of the target's model settings; default: the shipped topology's")
     parser.add_argument("--draft", help="JSON of the draft's model settings; default: the shipped topology's")

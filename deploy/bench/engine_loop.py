@@ -37,6 +37,17 @@ class EngineLoop:
                     self._step(model, name, prompt, count)
                     self._samples.setdefault((name, count), []).append(time.perf_counter() - begun)
 
+    def plain_steps(self, context: int, count: int) -> list[float]:
+        """Seconds of so many plain steps of the target one after the other, beginning with `context` tokens cached."""
+        prompt = [1 + i % 1000 for i in range(context + count)]
+        self.target.forward([Feed(0, 0, prompt[:context], 0)])
+        seconds = []
+        for length in range(context + 1, context + count + 1):
+            begun = time.perf_counter()
+            self._step(self.target, "target", prompt[:length], 1)
+            seconds.append(time.perf_counter() - begun)
+        return seconds
+
     def _step(self, model: LanguageModel, name: str, prompt: list[int], rows: int) -> None:
         """`rows` tokens written after all but the last token of the prompt, all of them judged or drafted from."""
         tokens = prompt[:rows]
