@@ -77,21 +77,23 @@ class KVSlots(Cache):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes [rows, kv_heads, width, head_dim] to the cells of the pass; returns the whole storage for `attend`."""
-        keys = self._keys.get(layer_idx)
-        if keys is None:
-            keys = self._keys[layer_idx] = self._allocate(key_states)
-            self._values[layer_idx] = self._allocate(value_states)
-        values = self._values[layer_idx]
-        heads = keys.shape[1]
+        return self.write(layer_idx, key_states.transpose(1, 2), value_states.transpose(1, 2))
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes [..., kv_heads, head_dim], token after token, to the cells of the pass; returns the whole storage."""
+        if layer not in self._keys:
+            self._keys[layer], self._values[layer] = self._allocate(keys), self._allocate(values)
+        stored = self._keys[layer], self._values[layer]
+        heads = keys.shape[-2]
         index = self._write_index.get(heads)
         if index is None:
             head = torch.arange(heads, device=self.device)
             index = (self._slots[:, None, None] * heads + head) * (self.capacity + 1) + self._cells[:, :, None]
             index = self._write_index[heads] = index.reshape(-1)  # [rows * width * kv_heads]
-        for storage, states in ((keys, key_states), (values, value_states)):
+        for storage, states in zip(stored, (keys, values), strict=True):
             dim = states.shape[-1]
-            storage.view(-1, dim).index_copy_(0, index, states.transpose(1, 2).reshape(-1, dim))
-        return keys, values
+            storage.view(-1, dim).index_copy_(0, index, states.reshape(-1, dim))
+        return stored
 
     def attention(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
@@ -99,8 +101,26 @@ class KVSlots(Cache):  # type: ignore[misc]
         """Heads that share keys are folded into the width, so that keys are read once and never repeated in memory."""
         rows, heads, width, dim = query.shape
         kv_heads = keys.shape[1]
-        groups = heads // kv_heads
-        query = query.reshape(rows, kv_heads, groups * width, dim)
+        out = self._attend(query.reshape(rows, kv_heads, heads // kv_heads * width, dim), keys, values, scaling)
+        return out.reshape(rows, heads, width, out.shape[-1]).transpose(1, 2)
+
+    def attend_tokens(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, width: int, scaling: float
+    ) -> torch.Tensor:  # queries [rows * width, heads, head_dim] -> [rows * width, heads * head_dim]
+        """The same for queries that lie token after token; nothing is moved when a row has one token."""
+        tokens, heads, dim = queries.shape
+        kv_heads = keys.shape[1]
+        rows, groups = tokens // width, heads // kv_heads
+        if width == 1:
+            return self._attend(queries.view(rows, kv_heads, groups, dim), keys, values, scaling).reshape(rows, -1)
+        folded = queries.view(rows, width, kv_heads, groups, dim).permute(0, 2, 3, 1, 4)
+        out = self._attend(folded.reshape(rows, kv_heads, groups * width, dim), keys, values, scaling)
+        return out.reshape(rows, kv_heads, groups, width, -1).permute(0, 3, 1, 2, 4).reshape(tokens, -1)
+
+    def _attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
+    ) -> torch.Tensor:  # query [rows, kv_heads, groups * width, head_dim], and so the result
+        groups = query.shape[2] // self._positions.shape[1]
         parts = [
             F.scaled_dot_product_attention(
                 query[first:last],
@@ -111,8 +131,7 @@ class KVSlots(Cache):  # type: ignore[misc]
             )
             for index, (first, last, slot, context, _) in enumerate(self._runs)
         ]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out.reshape(rows, heads, width, out.shape[-1]).transpose(1, 2)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _mask(self, run: int, groups: int, dtype: torch.dtype) -> torch.Tensor | None:
         """[run's rows, 1, groups * width, context]: 0 where a token may look, minus infinity elsewhere. Made once per pass."""
@@ -129,7 +148,7 @@ class KVSlots(Cache):  # type: ignore[misc]
         return mask
 
     def _allocate(self, states: torch.Tensor) -> torch.Tensor:
-        shape = (self.num_slots, states.shape[1], self.capacity + 1, states.shape[3])
+        shape = (self.num_slots, states.shape[-2], self.capacity + 1, states.shape[-1])
         return torch.zeros(shape, dtype=states.dtype, device=self.device)
 
     def _wipe(self, slot: int) -> None:

@@ -50,9 +50,8 @@ class PackedGatedMLP(nn.Module):
 
     def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> None:
         super().__init__()
-        both = None if gate.bias is None or up.bias is None else torch.cat([gate.bias, up.bias])
-        self.gate_up = PackedLinear(torch.cat([gate.weight, up.weight]), both)
-        self.down = PackedLinear(down.weight, down.bias)
+        self.gate_up = make_linear(gate, up)
+        self.down = make_linear(down)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """The block's output, same shape as its input."""
@@ -61,9 +60,23 @@ class PackedGatedMLP(nn.Module):
         return output
 
 
+def make_linear(*layers: nn.Linear) -> nn.Module:
+    """One frozen layer whose output is those of `layers` side by side. All of them have a bias, or none."""
+    weights, biases = zip(*((layer.weight.detach(), layer.bias) for layer in layers), strict=True)
+    weight = weights[0] if len(layers) == 1 else torch.cat(weights)
+    bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+    if _packs(weight.dtype, weight.device):
+        return PackedLinear(weight, bias)
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        joined.bias = nn.Parameter(bias, requires_grad=False)
+    return joined
+
+
 def prepare_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """May replace linear layers of a loaded model, in place, by modules of the same function. Called once, at loading."""
-    if dtype is not torch.float32 or device.type != "cpu" or not can_pack():
+    if not _packs(dtype, device):
         return
     with torch.inference_mode():
         for parent in list(model.modules()):
@@ -71,7 +84,16 @@ def prepare_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) 
                 if _is_gated_mlp(child):
                     setattr(parent, name, PackedGatedMLP(child.gate_proj, child.up_proj, child.down_proj))  # type: ignore[arg-type]
                 elif type(child) is nn.Linear:
-                    setattr(parent, name, PackedLinear(child.weight, child.bias))
+                    setattr(parent, name, make_linear(child))
+
+
+def _packs(dtype: torch.dtype, device: torch.device) -> bool:
+    return dtype is torch.float32 and device.type == "cpu" and can_pack()
+
+
+def is_silu(activation: object) -> bool:
+    """Whether an activation is SiLU, by any of its names."""
+    return activation is F.silu or type(activation).__name__ in ("SiLU", "SiLUActivation")
 
 
 def _is_gated_mlp(module: nn.Module) -> bool:
@@ -83,6 +105,6 @@ def _is_gated_mlp(module: nn.Module) -> bool:
     return (
         all(type(part) is nn.Linear for part in parts)
         and set(children) <= {"gate_proj", "up_proj", "down_proj", "act_fn"}
-        and (activation is F.silu or type(activation).__name__ in ("SiLU", "SiLUActivation"))
+        and is_silu(activation)
         and (getattr(gate, "bias", None) is None) == (getattr(up, "bias", None) is None)
     )

@@ -43,6 +43,8 @@ class ModelConfig(BaseModel):
     """Longest block of proposed tokens. Under `strict` every pass is max_sessions x (max_block + 1) tokens."""
     exactness: Literal["fast", "strict"] = "fast"
     """strict: every pass has one fixed shape, so that scores do not depend on what else is in the batch. Slow."""
+    fused: bool = True
+    """Llama and its relatives run on our own layers, with fewer and larger operations (fused.py); false: on transformers' own."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads on a CPU; 0: as the library decides."""
     table: TableConfig | None = None

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from specwire.lm import compat
 from specwire.lm.feeds import Rectangle, SlotLengths, plan, plan_fixed
+from specwire.lm.fused import fuse
 from specwire.lm.kv_slots import KVSlots, attend
 from specwire.lm.linear import prepare_linears
 from specwire.lm.port import Feed, ModelSpec
@@ -34,9 +35,11 @@ class TorchModel:
         num_slots: int,
         strict_width: int | None = None,
         reload: Callable[[], PreTrainedModel] | None = None,
+        *,
+        fused: bool = True,
     ) -> None:
         """`strict_width`: tokens per row of every pass under `strict`; None: shapes as they come.
-        `reload`: gives the same weights again, for `score_sequence`."""
+        `reload`: gives the same weights again, for `score_sequence`. `fused`: see fused.py; False: transformers' own layers."""
         self.spec = spec
         self._device = torch.device(spec.device)
         self._num_slots = num_slots
@@ -49,8 +52,11 @@ class TorchModel:
         holes = [token for token, spelled in enumerate(spec.vocabulary) if not spelled] if spec.columns is None else []
         self._holes = torch.tensor(holes, device=self._device) if holes else None
         model.to(self._device)
+        dtype = model.dtype
         _trim_head(model, self._columns)
-        prepare_linears(model, model.dtype, self._device)
+        if fused:
+            fuse(model)
+        prepare_linears(model, dtype, self._device)
         compat.use_attention(model, "specwire_slots", attend)
         model.get_output_embeddings().register_forward_pre_hook(self._keep_wanted)
         self._model = model

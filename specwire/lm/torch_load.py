@@ -61,7 +61,9 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         default_sampling=files.default_sampling(generation),
         device=str(device),
         precision=precision,
-        fingerprint=files.fingerprint(checkpoint, [precision, config.exactness, str(vocab_size)]),
+        fingerprint=files.fingerprint(
+            checkpoint, [precision, config.exactness, "fused" if config.fused else "", str(vocab_size)]
+        ),
         columns=columns,
         threads=torch.get_num_threads() if device.type == "cpu" else 0,
     )
@@ -74,6 +76,7 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         config.max_sessions,
         strict_width=config.max_block + 1 if config.exactness == "strict" else None,
         reload=lambda: _again(checkpoint, dtype),
+        fused=config.fused,
     )
     _trial(wrapped, config.model, tokens, expected)
     wrapped.clear()

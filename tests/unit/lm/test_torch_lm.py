@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from specwire.lm.fused import FusedBody, _Norm
 from specwire.lm.port import Feed
 from specwire.lm.torch_lm import TorchModel
 from tests.unit.lm.tiny import CONFIGS, CONTEXT, VOCAB, greedy
@@ -53,6 +54,31 @@ def test_teacher_forced_scores_equal_one_full_pass(kind: str, load: Load, refere
         at += width
 
     torch.testing.assert_close(torch.cat(actual), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_layers_are_transformers_layers(kind: str, load: Load) -> None:
+    """The same ragged batch through both, cache and all. Which architectures are fused is stated."""
+    fused, plain = load(kind), load(kind, fused=False)
+    feeds = [Feed(0, 0, PROMPT, 3), Feed(1, 0, PROMPT[:5], 5), Feed(3, 0, PROMPT[2:4], 1)]
+    blocks = [Feed(0, 9, PROMPT[:4], 4), Feed(1, 5, [8], 1), Feed(3, 1, PROMPT[:3], 3)]
+
+    assert isinstance(fused._body, FusedBody) == (kind in ("llama", "llama_tied", "qwen2", "qwen3", "mistral"))
+    assert not isinstance(plain._body, FusedBody)
+    for batch in (feeds, blocks):
+        torch.testing.assert_close(fused.forward(batch), plain.forward(batch), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_is_that_of_torch(dtype: torch.dtype) -> None:
+    """Both ways to compute it."""
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(5, 48, generator=generator).to(dtype) * torch.tensor([[0.0], [1e-4], [1.0], [50.0], [1e4]]).to(
+        dtype
+    )
+    weight = torch.randn(48, generator=generator).to(dtype)
+
+    torch.testing.assert_close(_Norm(weight, 1e-5)(states), torch.nn.functional.rms_norm(states, (48,), weight, 1e-5))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
