@@ -122,9 +122,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What the shell knows of the moment and the ledger passes on untouched."""
+    """What the shell knows of the moment and the ledger passes on."""
 
     time_left_ms: int = 0
+    """Told to a worker with a session's opening only: it does not change, and every byte of a round counts."""
     draft_trace: bytes = b""
     target_trace: bytes = b""
 
@@ -407,7 +408,7 @@ class Ledger:
             keep_hash=keep_hash,
             append=tuple(rest),
             opening=self.opening if keep == 0 else None,
-            time_left_ms=self.envelope.time_left_ms,
+            time_left_ms=self.envelope.time_left_ms if keep == 0 else 0,
             trace=self.envelope.draft_trace if num_tokens else b"",
             num_tokens=num_tokens,
         )
@@ -429,7 +430,7 @@ class Ledger:
             keep_hash=keep_hash,
             append=tuple(chunk),
             opening=self.opening if keep == 0 else None,
-            time_left_ms=self.envelope.time_left_ms,
+            time_left_ms=self.envelope.time_left_ms if keep == 0 else 0,
             trace=self.envelope.target_trace,
             block=EMPTY_BLOCK if prefill_only else self.block,
             prefill_only=prefill_only,

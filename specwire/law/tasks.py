@@ -75,7 +75,7 @@ class Task:
     opening: Opening | None = None
     """Present exactly when keep is 0."""
     time_left_ms: int = 0
-    """0: no limit."""
+    """Until the request's deadline. 0: what an earlier task of the session said still holds; if none did, no limit."""
     trace: bytes = b""
     """W3C trace context, 25 bytes; empty: not traced."""
 

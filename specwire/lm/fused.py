@@ -24,7 +24,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 from specwire.lm.kv_slots import KVSlots
-from specwire.lm.linear import is_silu, make_linear
+from specwire.lm.linear import Maker, is_silu, make_linear
 
 _BODIES = {
     modeling_llama.LlamaModel: (modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm),
@@ -56,7 +56,7 @@ class _Norm:
 class _Layer(nn.Module):
     """One decoder layer over [tokens, hidden]."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, make: Maker | None, layer: Any) -> None:
         super().__init__()
         attention = layer.self_attn
         self.index: int = attention.layer_idx
@@ -64,10 +64,10 @@ class _Layer(nn.Module):
         self.head_dim: int = attention.head_dim
         self.heads: int = attention.q_proj.out_features // self.head_dim
         self.kv_heads: int = attention.k_proj.out_features // self.head_dim
-        self.qkv = make_linear(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = make_linear(attention.o_proj)
-        self.gate_up = make_linear(layer.mlp.gate_proj, layer.mlp.up_proj)
-        self.down = make_linear(layer.mlp.down_proj)
+        self.qkv = make_linear(make, attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = make_linear(make, attention.o_proj)
+        self.gate_up = make_linear(make, layer.mlp.gate_proj, layer.mlp.up_proj)
+        self.down = make_linear(make, layer.mlp.down_proj)
         self.before_attention = _norm(layer.input_layernorm)
         self.before_mlp = _norm(layer.post_attention_layernorm)
         self.query_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
@@ -95,13 +95,13 @@ class _Layer(nn.Module):
 class FusedBody(nn.Module):
     """Stands in for `LlamaModel` and its like: same arguments as far as `TorchModel` gives them, same result."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, make: Maker | None, body: Any) -> None:
         super().__init__()
         self.embed_tokens = body.embed_tokens
         self.rotary_emb = body.rotary_emb
         self.layers = nn.ModuleList()
         for index, layer in enumerate(body.layers):
-            self.layers.append(_Layer(layer))
+            self.layers.append(_Layer(make, layer))
             body.layers[index] = nn.Identity()  # its weights go now, so that memory holds one layer twice, not all
         self.norm = _norm(body.norm)
 
@@ -118,13 +118,14 @@ class FusedBody(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(states).view(rows, width, -1))
 
 
-def fuse(model: PreTrainedModel) -> bool:
-    """Replaces the model's body where its architecture is known; takes its weights over. Returns whether it did."""
+def fuse(model: PreTrainedModel, make: Maker | None) -> bool:
+    """Replaces the model's body where its architecture is known; takes its weights over. Returns whether it did.
+    `make`: see `linear_maker`."""
     body = getattr(model, model.base_model_prefix)
     if not _is_known(body):
         return False
     with torch.inference_mode():
-        setattr(model, model.base_model_prefix, FusedBody(body))
+        setattr(model, model.base_model_prefix, FusedBody(make, body))
     return True
 
 

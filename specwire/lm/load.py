@@ -33,8 +33,9 @@ class ModelConfig(BaseModel):
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
-    """auto: the fastest that the device has instructions for (`torch_load.fastest_precision`). A block costs about as much as
-    one token in float32 on any CPU; in bfloat16 without instructions for it, as much as its tokens one by one."""
+    """auto: the fastest that the device has instructions for (`torch_load.fastest_precision`). A block costs little more than
+    one token in float32 on any CPU; in bfloat16 without instructions for it, as much as its tokens one by one. float16 on a CPU
+    is a precision of the weights, and arithmetic is float32."""
     max_context: int | None = Field(default=None, ge=1)
     """Longest sequence, block included; default and upper limit: the model's own."""
     max_sessions: int = Field(default=8, ge=1, le=65536)

@@ -16,7 +16,7 @@ from specwire.lm import compat
 from specwire.lm.feeds import Rectangle, SlotLengths, plan, plan_fixed
 from specwire.lm.fused import fuse
 from specwire.lm.kv_slots import KVSlots, attend
-from specwire.lm.linear import prepare_linears
+from specwire.lm.linear import linear_maker, prepare_linears
 from specwire.lm.port import Feed, ModelSpec
 
 # What a pass costs besides its tokens, in tokens: (time of one token) / (time of one more). On two cores a 135M model takes
@@ -52,11 +52,12 @@ class TorchModel:
         holes = [token for token, spelled in enumerate(spec.vocabulary) if not spelled] if spec.columns is None else []
         self._holes = torch.tensor(holes, device=self._device) if holes else None
         model.to(self._device)
-        dtype = model.dtype
+        half_weights = spec.precision == "float16"
+        make = linear_maker(model.dtype, self._device, half_weights, aligned=strict_width is not None)
         _trim_head(model, self._columns)
         if fused:
-            fuse(model)
-        prepare_linears(model, dtype, self._device)
+            fuse(model, make)
+        prepare_linears(model, make)
         compat.use_attention(model, "specwire_slots", attend)
         model.get_output_embeddings().register_forward_pre_hook(self._keep_wanted)
         self._model = model

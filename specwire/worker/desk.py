@@ -144,7 +144,7 @@ class Desk:
         while late := self._late(now_ns):
             session = late.session
             assert session is not None
-            refusal = session.place(Reason.TOO_LATE, f"not begun within {late.task.time_left_ms} ms")
+            refusal = session.place(Reason.TOO_LATE, "the request's deadline passed before it began")
             self._refuse_all(self.table.withdraw(session), now_ns)
             self._refuse(late, refusal, now_ns)
         jobs = self.table.fronts()

@@ -43,9 +43,10 @@ class Job:
 
     @property
     def deadline_ns(self) -> int | None:
-        """Stamp after which starting is wasted. None: no limit."""
-        left = self.task.time_left_ms
-        return self.received_ns + left * 1_000_000 if left else None
+        """Stamp after which starting is wasted: by its own word, else by its session's. None: no limit."""
+        if left := self.task.time_left_ms:
+            return self.received_ns + left * 1_000_000
+        return self.session.deadline_ns if self.session is not None else None
 
 
 def samples(task: Task) -> bool:

@@ -25,6 +25,8 @@ class Session:
     opening: Opening
     slot: int
     prefix: Prefix
+    deadline_ns: int | None = None
+    """When its request is over, by the last task that said so and began. None: nobody said."""
     filled: int = 0
     """Tokens written to the cache slot. At most len(prefix), but while a draft runs ahead of the text in the front's task."""
     epoch: int = 0
@@ -76,6 +78,7 @@ class Session:
         assert self.front is not None
         assert not self.front.begun
         task = self.front.task
+        self.deadline_ns = self.front.deadline_ns
         if task.opening is not None:
             self.opening = task.opening
             self.prefix = Prefix(task.opening.fingerprint())

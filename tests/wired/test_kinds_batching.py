@@ -75,3 +75,28 @@ async def test_kind_23_a_last_chunk_of_one_token(n: int) -> None:
 
             assert [expected_ids(TARGET, prompt, 20, seed=s) for s in (3, 4)] == [answer.ids for answer in late]
             assert [expected_ids(TARGET, [s], 60, seed=s) for s in (1, 2)] == [answer.ids for answer in early]
+
+
+@pytest.mark.parametrize(("k", "method"), [(0, "auto"), (2, "draft_model"), ("auto", "auto")])
+@on_the_loop
+async def test_requests_that_came_apart_find_together(k: int | str, method: str) -> None:
+    """Six requests that begin one after the other, in the middle of each other's steps: after a few rounds one step serves them
+    all, and goes on to, since the target waits for those it has just answered. Alone each would wait for every other's step."""
+    target = like(TARGET, step_ms=25.0)
+    async with service(target, like(DRAFTS["middling"], step_ms=1.0), target_settings={"linger": True}) as stack:
+        tasks = []
+        for seed in range(6):
+            tasks.append(
+                asyncio.create_task(
+                    stack.ask(
+                        [seed], max_tokens=60, seed=seed, num_speculative_tokens=k, method=method, return_rounds=True
+                    )
+                )
+            )
+            await asyncio.sleep(0.035)
+        answers = await asyncio.gather(*tasks)
+        shortest = min(len(answer.final.rounds) for answer in answers)
+        late = [each.step_sessions for answer in answers for each in answer.final.rounds[shortest // 2 : shortest - 6]]
+
+        assert [expected_ids(TARGET, [seed], 60, seed=seed) for seed in range(6)] == [answer.ids for answer in answers]
+        assert sum(late) / len(late) > 5.0

@@ -12,8 +12,9 @@ import pytest
 from specwire.law.errors import Unavailable
 from specwire.worker.service import WorkerServer
 from tests.support.load import PROMPT, load
-from tests.support.relay import Out, Relay
+from tests.support.relay import Out, Relay, pass_on
 from tests.support.service import PATIENCE_S, POLL_S, Service, expected_ids, like, on_the_loop, service
+from tests.support.slow_reader import slow_reader
 from tests.wired.conftest import DRAFTS, TARGET
 
 SLOW = like(TARGET, step_ms=2.0)
@@ -232,3 +233,85 @@ async def test_a_second_draft_takes_over() -> None:
         stats = await stack.stats()
 
         assert state_of(stats, "draft-1") == "ready"
+
+
+@on_the_loop
+async def test_a_target_that_is_lost_while_a_block_is_drafted_has_its_time_to_recover() -> None:
+    """The wait begins when the block comes and finds no target; it ends with an error that names the target."""
+    asked = asyncio.Event()
+
+    def look(frame: Any) -> Out:
+        asked.set()
+        return [(0.3, frame.SerializeToString())]
+
+    relay = Relay("draft", to_worker=look)
+    async with service(SLOW, DRAFTS["middling"], relays={"draft-0": relay}, recovery_timeout_s=0.4) as stack:
+        running = asyncio.create_task(
+            stack.ask(PROMPT, max_tokens=60, seed=1, num_speculative_tokens=4, method="draft_model")
+        )
+        await asked.wait()
+        await stack.kill("target-0")
+
+        with pytest.raises(Unavailable, match="the target was away for"):
+            await running
+        await stack.quiet()
+
+
+@on_the_loop
+async def test_a_target_that_is_lost_while_the_client_is_behind_has_its_time_to_recover() -> None:
+    """A request that pauses for its reader finds no target when the reader comes back."""
+    table = like(TARGET, max_context=8192, order=3)
+    async with service(table, table, client_buffer_tokens=32, recovery_timeout_s=0.4) as stack:
+        async with slow_reader(stack, prompt_ids=PROMPT, max_tokens=8000, seed=1) as (stream, _, _):
+            await stack.kill("target-0")
+
+            with pytest.raises(Unavailable, match="the target was away for"):
+                async for _ in stream:
+                    pass
+        await stack.quiet()
+
+
+@on_the_loop
+async def test_the_second_ask_of_a_round_has_no_more_time_than_the_first() -> None:
+    """A draft that forgot its text is told it again within the round; when that answer does not come, the round goes on alone."""
+    frames = 0
+
+    def forget_and_go_silent(frame: Any) -> Out:
+        nonlocal frames
+        frames += 1
+        if frames == 3:
+            frame.tasks[0].keep_hash += 1
+        return [] if frames == 4 else pass_on(frame)
+
+    relay = Relay("draft", to_worker=forget_and_go_silent)
+    speculation = {"draft_timeout_ms": 300}
+    async with service(TARGET, DRAFTS["good"], relays={"draft-0": relay}, speculation=speculation) as stack:
+        answer = await stack.ask(PROMPT, max_tokens=60, seed=1, num_speculative_tokens=4, method="draft_model")
+        stats = await stack.stats()
+
+        assert expected_ids(TARGET, PROMPT, 60, seed=1) == answer.ids
+        assert stats.replays["draft_hash"] == 1
+        assert stats.speculation.fallbacks >= 1
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@on_the_loop
+async def test_a_draft_without_room_is_left_alone_for_a_while(slots: int) -> None:
+    """Four requests, fewer slots at the draft: those without one decode plainly, and do not ask it every round."""
+    asks = 0
+
+    def count(frame: Any) -> Out:
+        nonlocal asks
+        asks += len(frame.tasks)
+        return pass_on(frame)
+
+    relay = Relay("draft", to_worker=count)
+    draft_settings = {"model": {"model": "table", "table": DRAFTS["middling"], "max_sessions": slots, "max_block": 8}}
+    async with service(SLOW, DRAFTS["middling"], relays={"draft-0": relay}, draft_settings=draft_settings) as stack:
+        answers = await asyncio.gather(
+            *(stack.ask([n], max_tokens=60, seed=n, num_speculative_tokens=2, method="draft_model") for n in range(4))
+        )
+        rounds = sum(answer.speculation.rounds for answer in answers)
+
+        assert [expected_ids(TARGET, [n], 60, seed=n) for n in range(4)] == [answer.ids for answer in answers]
+        assert asks < rounds

@@ -207,13 +207,18 @@ def test_a_text_longer_than_the_drafts_context_is_not_drafted() -> None:
 
 
 def test_the_envelope_goes_along() -> None:
-    """Deadline and trace of the moment are in both tasks."""
+    """The trace of the moment is in both tasks of every round, the deadline in the first ones only."""
     shell = Shell()
-    shell.begin(DRAFT, 3, time_left_ms=9, draft_trace=b"d", target_trace=b"t")
-    asked = shell.proposing
-    shell.draft(Block((20,)))
+    seen = []
+    for _ in range(2):
+        shell.begin(DRAFT, 3, time_left_ms=9, draft_trace=b"d", target_trace=b"t")
+        asked = shell.proposing
+        shell.draft(Block((20,)))
+        judged = shell.verifying
+        seen.append((asked.time_left_ms, asked.trace, judged.time_left_ms, judged.trace))
+        shell.target(Verdict(0, 21))
 
-    assert (9, b"d", 9, b"t") == (asked.time_left_ms, asked.trace, shell.verifying.time_left_ms, shell.verifying.trace)
+    assert [(9, b"d", 9, b"t"), (0, b"d", 0, b"t")] == seen
 
 
 def test_a_round_begins_only_when_the_last_is_over() -> None:
@@ -701,3 +706,45 @@ def test_repr_tells_the_story() -> None:
         "Ledger(verifying, epoch=1, committed=3, block=2, target=Mirror(stream, match=0, tail=0, in_flight=#1), "
         "draft=Mirror(stream, match=3, tail=1, in_flight=none))"
     )
+
+
+# ------------------------------------------------------------------ another draft
+
+
+def test_another_draft_is_told_everything() -> None:
+    """It takes the place of the former one between two rounds; the epoch rises, so that the former one's answers are stale."""
+    shell = Shell()
+    shell.drafted(20, 21, 22)
+    shell.target(Verdict(3, 30))
+    epoch = shell.ledger.epoch
+    shell.ledger.take_draft(dataclasses.replace(shell.ledger.limits, draft_max_context=7))
+    assert kinds(shell.begin(DRAFT, 3)) == [
+        "Send target"
+    ]  # 4 committed: the new draft's context is too short for the block
+    shell.target(Verdict(0, 31))
+
+    shell.ledger.take_draft(dataclasses.replace(shell.ledger.limits, draft_max_context=1000))
+    shell.begin(DRAFT, 3)
+    assert (0, (*PROMPT, 20, 21, 22, 30, 31), 3) == (
+        shell.proposing.keep,
+        shell.proposing.append,
+        shell.proposing.num_tokens,
+    )
+    assert shell.proposing.epoch > epoch
+
+
+def test_a_session_without_a_draft_may_get_one() -> None:
+    """From the next round on."""
+    shell = Shell(with_draft=False)
+    shell.plain_round(20)
+    shell.ledger.take_draft(shell.ledger.limits)
+
+    assert kinds(shell.begin(DRAFT, 3)) == ["Send draft"]
+
+
+def test_a_draft_is_not_exchanged_while_its_block_is_awaited() -> None:
+    """The shell's bug, and it is told."""
+    shell = Shell()
+    shell.begin(DRAFT, 3)
+    with pytest.raises(AssertionError):
+        shell.ledger.take_draft(shell.ledger.limits)

@@ -33,10 +33,10 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ({}, "float32"),
+        ({}, "float16"),
         ({"avx512": True}, "bfloat16"),
         ({"amx": True}, "bfloat16"),
-        ({"onednn": True}, "float32"),  # AVX-512 alone, which oneDNN takes for enough
+        ({"onednn": True}, "float16"),  # AVX-512 alone, which oneDNN takes for enough
         ({"machine": "aarch64"}, "float32"),
         ({"machine": "aarch64", "onednn": True}, "bfloat16"),
     ],
@@ -73,7 +73,7 @@ def test_a_gpu_gets_bfloat16_where_it_is_not_emulated(
     assert [second] == asked
 
 
-@pytest.mark.parametrize(("avx512", "expected"), [(False, "float32"), (True, "bfloat16")])
+@pytest.mark.parametrize(("avx512", "expected"), [(False, "float16"), (True, "bfloat16")])
 def test_the_model_says_what_auto_became(
     avx512: bool, expected: str, cpu: Callable[..., None], checkpoint: Callable[[str], Path]
 ) -> None:

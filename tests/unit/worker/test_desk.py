@@ -175,6 +175,20 @@ def test_lateness_is_checked_at_the_start() -> None:
         assert len(plan.parts) == 1 - len(expected)
 
 
+def test_a_deadline_holds_for_later_tasks_that_say_none() -> None:
+    """The session's first task said 20 ms; the second waits too long."""
+    desk = desk_with((a := End("a"), 1))
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1, time_left_ms=20),)), 0, 0, 0)
+    step(desk, 1 * MS)
+    assert told(desk) == [("a", [(1, "Block")], True)]
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1, 2),)), 5 * MS, 5 * MS, 5 * MS)
+
+    desk.plan(0, 19 * MS)
+    assert told(desk) == []
+    desk.plan(0, 20 * MS)
+    assert told(desk) == [("a", [(1, "TOO_LATE")], False)]
+
+
 def test_what_is_due_is_what_the_last_frame_of_each_coordinator_said() -> None:
     """One for each coordinator, until its time is over or a frame of tasks replaces it."""
     a, b = End("a"), End("b")
