@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deploy.topology import TABLE, CoordinatorRole, Placed, Topology, WorkerRole
+from specwire.threads import SHARED_CORES
 
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that mean all interfaces, and where this machine reaches what listens on them."""
@@ -112,8 +113,8 @@ def visible_gpus(topology: Topology) -> dict[str, str]:
 
 
 def environment(part: Placed, gpus: str | None = None) -> dict[str, str]:
-    """Environment of one service. Threads that wait must sleep: on shared cores a spinning one takes the other's time."""
-    found = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    """Environment of one service."""
+    found = {**SHARED_CORES, "PYTHONUNBUFFERED": "1"}
     if isinstance(part, WorkerRole) and part.threads:
         found["OMP_NUM_THREADS"] = str(part.threads)
     if gpus is not None:

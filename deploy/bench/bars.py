@@ -31,6 +31,7 @@ from rich.table import Table
 from deploy.bench.engine_loop import EngineLoop
 from deploy.bench.statistics import Estimate, bootstrap, median_ratio, total_ratio
 from specwire.client import DEFAULT_ADDRESS, Client, Final, Tokens
+from specwire.threads import share_cores
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"num_speculative_tokens": 0},
@@ -284,7 +285,5 @@ def _shipped() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # before torch loads: our threads must not spin on the service's
+    share_cores()  # before torch loads: the bare loop must not spin on the service's cores
     sys.exit(main())

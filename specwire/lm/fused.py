@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
@@ -32,6 +31,8 @@ _BODIES = {
     modeling_qwen2.Qwen2Model: (modeling_qwen2.Qwen2DecoderLayer, modeling_qwen2.Qwen2RMSNorm),
     modeling_qwen3.Qwen3Model: (modeling_qwen3.Qwen3DecoderLayer, modeling_qwen3.Qwen3RMSNorm),
 }
+_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose frequencies do not depend on the length of the text: one table serves every pass."""
 
 
 class _Norm:
@@ -78,12 +79,13 @@ class _Layer(nn.Module):
     ) -> torch.Tensor:
         """`states` [rows * width, hidden]; `cos`, `sin` [rows * width, 1, head_dim], the first half of `sin` negated."""
         mixed = self.qkv(self.before_attention(states)).view(rows * width, -1, self.head_dim)
-        both, values = torch.split(mixed, [self.heads + self.kv_heads, self.kv_heads], 1)
+        both = mixed.narrow(1, 0, self.heads + self.kv_heads)
+        values = mixed.narrow(1, self.heads + self.kv_heads, self.kv_heads)
         if self.query_norm is not None and self.key_norm is not None:
-            queries, keys = torch.split(both, [self.heads, self.kv_heads], 1)
+            queries, keys = both.narrow(1, 0, self.heads), both.narrow(1, self.heads, self.kv_heads)
             both = torch.cat((self.query_norm(queries), self.key_norm(keys)), 1)
         both = torch.addcmul(both * cos, both.roll(self.head_dim // 2, -1), sin)
-        queries, keys = torch.split(both, [self.heads, self.kv_heads], 1)
+        queries, keys = both.narrow(1, 0, self.heads), both.narrow(1, self.heads, self.kv_heads)
         stored = kv.write(self.index, keys, values)
         attended = kv.attend_tokens(queries, *stored, width, self.scaling)
         states = states + self.out(attended)
@@ -93,39 +95,51 @@ class _Layer(nn.Module):
 
 
 class FusedBody(nn.Module):
-    """Stands in for `LlamaModel` and its like: same arguments as far as `TorchModel` gives them, same result."""
+    """Stands in for `LlamaModel` and its like: tokens to hidden states, through our cache."""
 
-    def __init__(self, make: Maker | None, body: Any) -> None:
+    def __init__(self, make: Maker | None, body: Any, capacity: int) -> None:
         super().__init__()
         self.embed_tokens = body.embed_tokens
-        self.rotary_emb = body.rotary_emb
+        self._rotary = body.rotary_emb
+        self._table: tuple[torch.Tensor, torch.Tensor] | None = None
+        if self._rotary.rope_type in _FIXED_ROTATIONS:
+            device = self.embed_tokens.weight.device
+            self._table = self._rotation(self.embed_tokens.weight, torch.arange(capacity, device=device))
         self.layers = nn.ModuleList()
         for index, layer in enumerate(body.layers):
             self.layers.append(_Layer(make, layer))
             body.layers[index] = nn.Identity()  # its weights go now, so that memory holds one layer twice, not all
         self.norm = _norm(body.norm)
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **arguments: Any) -> BaseModelOutputWithPast:
-        """[rows, width] each -> hidden states [rows, width, hidden]."""
-        kv: KVSlots = arguments["cache" if "cache" in arguments else "past_key_values"]
-        rows, width = input_ids.shape
-        states = self.embed_tokens(input_ids).view(rows * width, -1)
-        cos, sin = (part.reshape(rows * width, 1, -1) for part in self.rotary_emb(states, position_ids=position_ids))
-        half = sin.shape[-1] // 2
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, kv: KVSlots) -> torch.Tensor:
+        """[rows, width] each -> [rows * width, hidden]."""
+        rows, width = tokens.shape
+        states = self.embed_tokens(tokens.reshape(-1))
+        positions = positions.reshape(-1)
+        if self._table is not None:
+            cos, sin = (part.index_select(0, positions) for part in self._table)
+        else:
+            cos, sin = self._rotation(states, positions)
         for layer in self.layers:
             states = layer(states, cos, sin, rows, width, kv)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(states).view(rows, width, -1))
+        result: torch.Tensor = self.norm(states)
+        return result
+
+    def _rotation(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[positions] -> cos and sin, [positions, 1, head_dim] each, in the dtype of `like`; the first half of sin negated."""
+        cos, sin = (part.reshape(len(positions), 1, -1) for part in self._rotary(like, position_ids=positions[None]))
+        half = sin.shape[-1] // 2
+        return cos, torch.cat((-sin[..., :half], sin[..., half:]), -1)
 
 
-def fuse(model: PreTrainedModel, make: Maker | None) -> bool:
+def fuse(model: PreTrainedModel, make: Maker | None, capacity: int) -> bool:
     """Replaces the model's body where its architecture is known; takes its weights over. Returns whether it did.
-    `make`: see `linear_maker`."""
+    `make`: see `linear_maker`. `capacity`: positions there will ever be."""
     body = getattr(model, model.base_model_prefix)
     if not _is_known(body):
         return False
     with torch.inference_mode():
-        setattr(model, model.base_model_prefix, FusedBody(make, body))
+        setattr(model, model.base_model_prefix, FusedBody(make, body, capacity))
     return True
 
 

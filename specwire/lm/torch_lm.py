@@ -14,14 +14,13 @@ from transformers import PreTrainedModel
 
 from specwire.lm import compat
 from specwire.lm.feeds import Rectangle, SlotLengths, plan, plan_fixed
-from specwire.lm.fused import fuse
+from specwire.lm.fused import FusedBody, fuse
 from specwire.lm.kv_slots import KVSlots, attend
 from specwire.lm.linear import linear_maker, prepare_linears
 from specwire.lm.port import Feed, ModelSpec
 
-# What a pass costs besides its tokens, in tokens: (time of one token) / (time of one more). On two cores a 135M model takes
-# 56 ms for one row and 101 ms for 40 in float32 (see linear.py); half precisions there gain little from company.
-_OVERHEAD = {("cpu", "float32"): 32, ("cpu", "bfloat16"): 4, ("cpu", "float16"): 4}
+# What a pass costs besides its tokens, in tokens: (time of one token) / (time of one more), see linear.py for two cores.
+_OVERHEAD = {("cpu", "float32"): 32, ("cpu", "bfloat16"): 4, ("cpu", "float16"): 14}
 _OVERHEAD_GPU = 256
 
 
@@ -56,10 +55,11 @@ class TorchModel:
         make = linear_maker(model.dtype, self._device, half_weights, aligned=strict_width is not None)
         _trim_head(model, self._columns)
         if fused:
-            fuse(model, make)
+            fuse(model, make, spec.max_context)
         prepare_linears(model, make)
         compat.use_attention(model, "specwire_slots", attend)
-        model.get_output_embeddings().register_forward_pre_hook(self._keep_wanted)
+        self._head = model.get_output_embeddings()
+        self._head.register_forward_pre_hook(self._keep_wanted)
         self._model = model
         self._body = getattr(model, model.base_model_prefix)
         self._cache_argument = compat.cache_argument(model)
@@ -102,16 +102,10 @@ class TorchModel:
 
     def _pass(self, rectangle: Rectangle) -> torch.Tensor:  # -> [wanted, columns] float32
         tokens, positions = self._kv.begin(rectangle)
-        arguments: dict[str, Any] = {
-            "input_ids": tokens,
-            "position_ids": positions,
-            self._cache_argument: self._kv,
-            "use_cache": True,
-        }
         if not len(rectangle.wanted):
-            self._body(**arguments)
+            self._states(tokens, positions)
             return torch.empty(0, self._columns, device=self._device)
-        scores: torch.Tensor = self._model(**arguments).logits
+        scores = self._scores(tokens, positions)
         if rectangle.fixed:
             scores = scores.index_select(0, self._kv.wanted)
         if scores.shape[1] > self._columns:
@@ -120,6 +114,28 @@ class TorchModel:
         if self._holes is not None:
             scores.index_fill_(1, self._holes, float("-inf"))
         return scores
+
+    def _states(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+        """The layers alone."""
+        if isinstance(self._body, FusedBody):
+            return self._body(tokens, positions, self._kv)
+        return self._body(**self._arguments(tokens, positions))
+
+    def _scores(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Layers and head. The head meets wanted rows only, see `_keep_wanted`."""
+        if isinstance(self._body, FusedBody):
+            scores: torch.Tensor = self._head(self._body(tokens, positions, self._kv))
+        else:
+            scores = self._model(**self._arguments(tokens, positions)).logits
+        return scores
+
+    def _arguments(self, tokens: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+        return {
+            "input_ids": tokens,
+            "position_ids": positions,
+            self._cache_argument: self._kv,
+            "use_cache": True,
+        }
 
     def _keep_wanted(self, _: torch.nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
         """Runs before the head: [rows, width, hidden] -> [wanted, hidden], so that only wanted rows meet the vocabulary."""

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from specwire.law.errors import SpecwireError
 from specwire.settings import read_config
+from specwire.threads import share_cores
 from specwire.worker.config import WorkerConfig
 from specwire.worker.service import Role, WorkerServer
 
@@ -75,7 +76,7 @@ def prepare_logging() -> None:
 
 def prepare_threads(config: WorkerConfig) -> None:
     """Tells OpenMP, before torch loads it, to sleep instead of spin while it waits: other processes share the cores."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    share_cores()
     if config.model.threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(config.model.threads))
 
