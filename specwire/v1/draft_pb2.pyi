@@ -88,7 +88,7 @@ class ProposeTask(_message.Message):
     num_tokens: _builtins.int
     """Tokens to propose. Zero: only bring the cache up to date."""
     time_left_ms: _builtins.int
-    """Milliseconds the coordinator will wait; later work on this task is wasted. Zero: no limit."""
+    """Milliseconds until the request's deadline. Zero: what an earlier task of the session said still holds; if none did, no limit."""
     trace: _builtins.bytes
     """W3C trace context of the coordinator's span: trace id (16 bytes), span id (8), flags (1). Absent: not traced."""
     @_builtins.property

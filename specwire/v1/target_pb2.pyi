@@ -98,7 +98,7 @@ class VerifyTask(_message.Message):
     prefill_only: _builtins.bool
     """Only bring the cache up to date; nothing is sampled."""
     time_left_ms: _builtins.int
-    """Milliseconds until the request's deadline. Zero: none."""
+    """Milliseconds until the request's deadline. Zero: what an earlier task of the session said still holds; if none did, no limit."""
     trace: _builtins.bytes
     """W3C trace context of the coordinator's span: trace id (16 bytes), span id (8), flags (1). Absent: not traced."""
     @_builtins.property
