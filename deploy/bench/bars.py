@@ -141,12 +141,12 @@ async def measure(args: argparse.Namespace, prompts: list[dict[str, str]], conso
                     for name in order:
                         answers[name] = await ask(client, prompt["prompt"], args.max_tokens, **VARIANTS[name])
                         bars.runs[name].append(answers[name])
+                        if name == "plain" and answers[name].gaps:
+                            bare = loop.plain_steps(answers[name].final.usage.prompt_tokens, 48)
+                            bars.token_pairs.append((statistics.median(answers[name].gaps), statistics.median(bare)))
                     bars.differing += sum(run.ids != answers["plain"].ids for run in answers.values())
                     bars.kinds.append(prompt["kind"])
                     loop.measure(200, ROWS)
-                    if answers["plain"].gaps:
-                        bare = loop.plain_steps(answers["plain"].final.usage.prompt_tokens, 24)
-                        bars.token_pairs.append((statistics.median(answers["plain"].gaps), statistics.median(bare)))
                     progress.advance(task)
         summarise(bars, loop, report)
         texts = [p["prompt"] for p in prompts]

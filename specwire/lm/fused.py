@@ -31,8 +31,6 @@ _BODIES = {
     modeling_qwen2.Qwen2Model: (modeling_qwen2.Qwen2DecoderLayer, modeling_qwen2.Qwen2RMSNorm),
     modeling_qwen3.Qwen3Model: (modeling_qwen3.Qwen3DecoderLayer, modeling_qwen3.Qwen3RMSNorm),
 }
-_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding whose frequencies do not depend on the length of the text: one table serves every pass."""
 
 
 class _Norm:
@@ -100,11 +98,12 @@ class FusedBody(nn.Module):
     def __init__(self, make: Maker | None, body: Any, capacity: int) -> None:
         super().__init__()
         self.embed_tokens = body.embed_tokens
-        self._rotary = body.rotary_emb
-        self._table: tuple[torch.Tensor, torch.Tensor] | None = None
-        if self._rotary.rope_type in _FIXED_ROTATIONS:
-            device = self.embed_tokens.weight.device
-            self._table = self._rotation(self.embed_tokens.weight, torch.arange(capacity, device=device))
+        # One table serves every pass: kinds that change with the length of the text are refused (`hf_model.check_supported`).
+        like = self.embed_tokens.weight
+        cos, sin = body.rotary_emb(like, position_ids=torch.arange(capacity, device=like.device)[None])
+        half = sin.shape[-1] // 2
+        self._cos = cos.reshape(capacity, 1, -1)
+        self._sin = torch.cat((-sin[..., :half], sin[..., half:]), -1).reshape(capacity, 1, -1)
         self.layers = nn.ModuleList()
         for index, layer in enumerate(body.layers):
             self.layers.append(_Layer(make, layer))
@@ -116,20 +115,11 @@ class FusedBody(nn.Module):
         rows, width = tokens.shape
         states = self.embed_tokens(tokens.reshape(-1))
         positions = positions.reshape(-1)
-        if self._table is not None:
-            cos, sin = (part.index_select(0, positions) for part in self._table)
-        else:
-            cos, sin = self._rotation(states, positions)
+        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         for layer in self.layers:
             states = layer(states, cos, sin, rows, width, kv)
         result: torch.Tensor = self.norm(states)
         return result
-
-    def _rotation(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[positions] -> cos and sin, [positions, 1, head_dim] each, in the dtype of `like`; the first half of sin negated."""
-        cos, sin = (part.reshape(len(positions), 1, -1) for part in self._rotary(like, position_ids=positions[None]))
-        half = sin.shape[-1] // 2
-        return cos, torch.cat((-sin[..., :half], sin[..., half:]), -1)
 
 
 def fuse(model: PreTrainedModel, make: Maker | None, capacity: int) -> bool:

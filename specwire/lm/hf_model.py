@@ -51,6 +51,24 @@ def check_supported(config: Any, context: int) -> None:
         raise refuse(
             f"its sliding window of {window} is shorter than max_context {context}; set max_context to at most {window}"
         )
+    for rope_type, fixed in _changing_rotations(config.get_text_config(decoder=True)):
+        if fixed < context:
+            raise refuse(
+                f"its {rope_type} rotary embedding changes for the whole batch when one text passes {fixed} tokens; "
+                f"set max_context to at most {fixed}"
+            )
+
+
+def _changing_rotations(config: Any) -> list[tuple[str, int]]:
+    """Rotary embeddings whose frequencies depend on the longest text of the batch: (kind, length up to which they do not)."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = [each for each in (parameters, *parameters.values()) if isinstance(each, dict) and "rope_type" in each]
+    longest = getattr(config, "max_position_embeddings", 0)
+    return [
+        (each["rope_type"], int(each.get("original_max_position_embeddings") or longest))
+        for each in kinds
+        if each["rope_type"] in ("dynamic", "longrope")
+    ]
 
 
 def load(

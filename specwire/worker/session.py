@@ -12,9 +12,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specwire.law.cursor import Prefix
-from specwire.law.tasks import Answer, Reason, Refusal, SessionId, Task
-from specwire.law.values import Opening
+from specwire.law.tasks import Answer, Reason, Refusal, SessionId, StepTiming, Task, VerifyTask
+from specwire.law.values import Opening, Verdict
 from specwire.worker.jobs import Job, samples
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A verdict that was computed before its task came."""
+
+    token: int
+    """What the task must append, and nothing else, to a text that is the session's."""
+    verdict: Verdict
+    timing: StepTiming
+    """Of the step that computed it."""
+    began_ns: int
+    ended_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -25,10 +38,10 @@ class Session:
     opening: Opening
     slot: int
     prefix: Prefix
-    deadline_ns: int | None = None
-    """When its request is over, by the last task that said so and began. None: nobody said."""
     filled: int = 0
     """Tokens written to the cache slot. At most len(prefix), but while a draft runs ahead of the text in the front's task."""
+    deadline_ns: int | None = None
+    """When its request is over, by the last task that said so and began. None: nobody said."""
     epoch: int = 0
     """Of the last task that began. Never falls."""
     number: int = -1
@@ -43,6 +56,10 @@ class Session:
     """The job whose turn it is."""
     behind: deque[Job] = field(default_factory=deque)
     """Later jobs of the same epoch, in order. Empty unless `front` is set."""
+    onward: int | None = None
+    """The token that the next task will most likely append, and no block. None: nobody said so."""
+    ahead: Ahead | None = None
+    """What that task will be answered. The cache holds its token beyond `filled`; any other task overwrites it."""
 
     def __repr__(self) -> str:
         at = f"front={self.front.task.number} behind={len(self.behind)}" if self.front else "idle"
@@ -73,11 +90,27 @@ class Session:
             return self.place(Reason.HASH)
         return None
 
+    def knows(self, task: Task) -> Ahead | None:
+        """The verdict on a task that has not begun, if it was computed ahead. The text it keeps was checked by `follows`."""
+        ahead = self.ahead
+        if (
+            ahead is None
+            or not isinstance(task, VerifyTask)
+            or task.prefill_only
+            or len(task.block)
+            or task.keep != len(self.prefix)
+            or task.append != (ahead.token,)
+        ):
+            return None
+        return ahead
+
     def begin(self) -> None:
         """The front's first step: cuts and extends the text, forgets the stored answer."""
         assert self.front is not None
         assert not self.front.begun
         task = self.front.task
+        self.ahead = self.knows(task)
+        self.onward = None
         self.deadline_ns = self.front.deadline_ns
         if task.opening is not None:
             self.opening = task.opening
@@ -97,4 +130,4 @@ class Session:
         self.prefix.extend(tail)
         self.filled = len(self.prefix)
         self.last, self.answer = self.front.task, answer
-        self.front = None
+        self.front = self.ahead = None

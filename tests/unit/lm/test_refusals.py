@@ -84,3 +84,34 @@ def test_a_window_as_long_as_the_context_is_no_window(tmp_path: Path) -> None:
     )
 
     assert greedy(build(tmp_path, max_context=CONTEXT), PROMPT, 20) == expected[0, 6:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("rope", "fixed"),
+    [
+        ({"rope_type": "longrope", "long_factor": [4.0] * 4, "short_factor": [1.0] * 4}, CONTEXT),
+        ({"rope_type": "dynamic", "factor": 2.0}, CONTEXT),
+    ],
+    ids=["longrope", "dynamic"],
+)
+def test_a_rotation_that_changes_with_the_batch_is_served_as_far_as_it_does_not(
+    rope: dict[str, Any], fixed: int, tmp_path: Path
+) -> None:
+    """Past that length one long text would turn the keys of all others."""
+    longest = 2 * fixed if rope["rope_type"] == "longrope" else fixed
+    config = transformers.LlamaConfig(
+        **SMALL,
+        intermediate_size=32,
+        max_position_embeddings=longest,
+        rope_parameters=rope | {"rope_theta": 1e4, "original_max_position_embeddings": fixed},
+        eos_token_id=None,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    expected = model.generate(
+        torch.tensor([PROMPT]), attention_mask=torch.ones(1, 6), max_new_tokens=20, do_sample=False, pad_token_id=0
+    )
+
+    if longest > fixed:
+        refuse(tmp_path, "model", f"set max_context to at most {fixed}", max_context=fixed + 1)
+    assert greedy(build(tmp_path, max_context=fixed), PROMPT, 20) == expected[0, 6:].tolist()
