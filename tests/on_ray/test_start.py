@@ -91,6 +91,9 @@ def test_ctrl_c_while_starting(fresh: Service, means: str) -> None:
         [sys.executable, "-m", "deploy.cli", "up", str(path), *options],
         env=environment(fresh.folder.path),
         stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),  # ignored where tests run in the background
     )
     while starting.poll() is None and not fresh.folder.log("coordinator").exists():
         time.sleep(0.01)
