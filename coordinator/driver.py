@@ -64,6 +64,8 @@ class Driver:
         self.rounds = Rounds(config, self.roster, self.books, observer, self, lambda: len(self.admission.running))
         self.curves = self.rounds.curves
         self.draining = False
+        self.changed = asyncio.Event()
+        """Set when a link came or went; whoever looks clears it."""
         self._counter = 0
         self._ticker: asyncio.Task[None] | None = None
 
@@ -238,6 +240,7 @@ class Driver:
         if worker is None or self.roster.link(link.name) is not link:
             return
         self.fleet.connected(worker)
+        self.changed.set()
         self.roster.was_prompt(link.name)
         now = now_ns()
         for counter in list(worker.sessions):
@@ -260,6 +263,7 @@ class Driver:
         if worker is None or self.roster.link(link.name) is not link:
             return
         self.fleet.disconnected(worker, reason)
+        self.changed.set()
         now = now_ns()
         for counter in list(worker.sessions):
             session = self.sessions.get(counter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -217,7 +218,9 @@ async def watch_health(driver: Driver, health: Any, names: Sequence[str], interv
             await rpc.set_health(health, tuple(names), serving)
             log.info("ready" if serving else "not ready")
             last = serving
-        await asyncio.sleep(interval_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(driver.changed.wait(), interval_s)
+        driver.changed.clear()
 
 
 __all__ = ["FLEET", "INFERENCE", "FleetServicer", "InferenceServicer", "Standing", "watch_health"]
