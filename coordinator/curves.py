@@ -97,11 +97,9 @@ class ServiceCurves:
             share = self.draft_steps.at(self.sessions) / self.draft_steps.at(1)
             self.draft_token.observe(way.compute_us / drafted / share)
 
-    def observe_verify(self, step: StepTiming, way: Passage, *, alone: bool = True) -> None:
-        """A verdict came from this step. Steps with prompt rows say nothing of a step's time; a step counts once. `alone`: the
-        way was not hidden behind the work on the next verdict."""
-        if alone:
-            self.target_link.observe(way.total_us - way.compute_us)
+    def observe_verify(self, step: StepTiming, way: Passage) -> None:
+        """A verdict came from this step. Steps with prompt rows say nothing of a step's time; a step counts once."""
+        self.target_link.observe(way.total_us - way.compute_us)
         if step.prefill_rows == 0 and step.step != self._last_step:
             self._last_step = step.step
             self.verify.observe(step.rows, step.prepare_us + step.compute_us + step.sample_us)

@@ -128,8 +128,6 @@ class Envelope:
     """Told to a worker with a session's opening only: it does not change, and every byte of a round counts."""
     draft_trace: bytes = b""
     target_trace: bytes = b""
-    goes_on: bool = False
-    """The round after this one will be plain as well, unless this one is the last."""
 
 
 NO_ENVELOPE = Envelope()
@@ -436,7 +434,6 @@ class Ledger:
             trace=self.envelope.target_trace,
             block=EMPTY_BLOCK if prefill_only else self.block,
             prefill_only=prefill_only,
-            goes_on=self.envelope.goes_on and not prefill_only and not len(self.block),
         )
         return [Send(Role.TARGET, task)]
 

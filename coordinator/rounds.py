@@ -97,8 +97,7 @@ class Rounds:
         plan, guess = self._plan(session, ledger, ending)
         notes = session.clock.round
         now = time.monotonic()
-        goes_on = session.spec.max_block == 0 and ending.remaining > 1
-        envelope = Envelope(session.time_left_ms(now), *self._observer.round_begun(session), goes_on)
+        envelope = Envelope(session.time_left_ms(now), *self._observer.round_begun(session))
         notes.source = plan.source.value
         commands = ledger.begin(plan.source, plan.num_tokens, guess, envelope)
         if ledger.phase is Phase.DRAFTING:
@@ -288,7 +287,7 @@ class Rounds:
         clock.round.source = source.value
         prefilled = frame.step.prefill_rows if frame.step is not None else 0
         if frame.step is not None:
-            self.curves.observe_verify(frame.step, way, alone=not ledger.envelope.goes_on)
+            self.curves.observe_verify(frame.step, way)
         session.window.observe(source, drafted, commit.accepted, clock.round.draft, way, first=prefilled > 0)
         if session.lookup is not None:
             session.lookup.extend(commit.tokens)

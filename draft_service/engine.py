@@ -19,7 +19,6 @@ from specwire.lm.port import ModelSpec
 from specwire.wire.stopwatch import now_ns
 from specwire.worker.jobs import Job, samples
 from specwire.worker.limits import check_task
-from specwire.worker.session import Session
 from specwire.worker.shares import Claim, share
 from specwire.worker.stepper import Done, Due, Part, Plan, StepResult
 
@@ -112,10 +111,6 @@ class DraftStepper:
             if done is not None:
                 result.done.append(done)
         return result
-
-    def run_ahead(self, sessions: Sequence[Session]) -> None:
-        """Never called: this stepper marks no session as going on."""
-        assert not sessions
 
     def _line(self, part: Part, wants: bool) -> Line:
         job, task, session = part.job, _task(part.job), part.job.session

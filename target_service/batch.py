@@ -7,8 +7,7 @@ the step that starts without it. It lingers while
 
     waiting * wait < due * (v - wait)        v: time of a step, as measured
 
-never while a prompt waits, and never so long that a session waits a whole step for company. Verdicts that were computed ahead
-are given out at once.
+never while a prompt waits, and never so long that a session waits a whole step for company.
 """
 
 from __future__ import annotations
@@ -68,9 +67,6 @@ def plan(
     jobs: Sequence[Job], due: Sequence[Due], step_s: float, since: float, now: float, budget: int, max_sessions: int
 ) -> Plan:
     """The next step, of jobs in order of age. `step_s`: recent time of a step; 0 never lingers."""
-    known = [job for job in jobs if not job.begun and job.session is not None and job.session.knows(job.task)]
-    if known:
-        return Plan(tuple(Part(job, 0, True) for job in known))
     claims = [claim_of(key, job) for key, job in enumerate(jobs)]
     until = linger_until(claims, due, step_s, since, now)
     if until is not None:

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specwire.law.errors import BadLaw, InvalidArgument
-from specwire.law.tasks import Failure, StepTiming, Task, VerifyTask
-from specwire.law.values import EMPTY_BLOCK, Verdict
+from specwire.law.tasks import Failure, Task, VerifyTask
+from specwire.law.values import Verdict
 from specwire.lm.port import Feed, LanguageModel, ModelSpec
 from specwire.wire.stopwatch import now_ns
 from specwire.worker.jobs import Job
 from specwire.worker.limits import check_task
-from specwire.worker.session import Ahead, Session
 from specwire.worker.stepper import Done, Due, Part, Plan, StepResult
 from target_service import batch
 from target_service.verify import JudgeItem, judge
@@ -74,9 +73,7 @@ class TargetStepper:
         return batch.plan(jobs, due, step_s, since, now, self._budget, self._max_sessions)
 
     def run(self, parts: Sequence[Part]) -> StepResult:
-        """One forward pass, then verdicts. Or no pass, if all verdicts were computed ahead (`batch.plan` keeps the two apart)."""
-        if all(part.rows == 0 and part.job.session is not None and part.job.session.ahead for part in parts):
-            return self._known(parts)
+        """One forward pass, then verdicts."""
         began = now_ns()
         result = StepResult()
         feeds: list[Feed] = []
@@ -107,7 +104,7 @@ class TargetStepper:
             assert scores is not None
             items = [JudgeItem(job.session.opening, task.block, task.base) for job, task in judged if job.session]
             for (job, task), verdict in zip(judged, judge(scores, items), strict=True):
-                result.done.append(self._done(job, task, verdict))
+                result.done.append(_done(job, task, verdict))
         result.prepare_ns, result.compute_ns, result.sample_ns = (
             prepared - began,
             computed - prepared,
@@ -118,48 +115,8 @@ class TargetStepper:
             self._step_s = seconds if not self._step_s else (1 - RECENT) * self._step_s + RECENT * seconds
         return result
 
-    def run_ahead(self, sessions: Sequence[Session]) -> None:
-        """One row each: the token the session goes on with, and the verdict on it."""
-        sessions = sessions[: self._max_sessions]
-        tokens = [session.onward for session in sessions if session.onward is not None]
-        assert len(tokens) == len(sessions)
-        began = now_ns()
-        feeds = [
-            Feed(session.slot, len(session.prefix), [token], 1) for session, token in zip(sessions, tokens, strict=True)
-        ]
-        scores = self._model.forward(feeds)
-        self._model.synchronize()
-        computed = now_ns()
-        items = [JudgeItem(session.opening, EMPTY_BLOCK, len(session.prefix) + 1) for session in sessions]
-        verdicts = judge(scores, items)
-        ended = now_ns()
-        timing = StepTiming(
-            compute_us=(computed - began) // 1000,
-            sample_us=(ended - computed) // 1000,
-            rows=len(sessions),
-            sessions=len(sessions),
-        )
-        for session, token, verdict in zip(sessions, tokens, verdicts, strict=True):
-            if isinstance(verdict, Verdict):
-                session.ahead = Ahead(token, verdict, timing, began, ended)
 
-    def _known(self, parts: Sequence[Part]) -> StepResult:
-        """Verdicts computed ahead, with the times of the step that did."""
-        result = StepResult()
-        for part in parts:
-            job = part.job
-            assert job.session is not None
-            assert job.session.ahead is not None
-            assert isinstance(job.task, VerifyTask)
-            timing = job.session.ahead.timing
-            result.done.append(self._done(job, job.task, job.session.ahead.verdict))
-            result.rows, result.sessions = timing.rows, timing.sessions
-            result.compute_ns, result.sample_ns = timing.compute_us * 1000, timing.sample_us * 1000
-        return result
-
-    def _done(self, job: Job, task: VerifyTask, verdict: Verdict | BadLaw) -> Done:
-        if isinstance(verdict, BadLaw):
-            return Done(job, Failure("the target gave no usable law: not a number, infinite or empty", bad_law=True))
-        if task.goes_on and job.session is not None and verdict.added not in self.spec.eos_token_ids:
-            job.session.onward = verdict.added
-        return Done(job, verdict, task.block.tokens[: verdict.accepted])
+def _done(job: Job, task: VerifyTask, verdict: Verdict | BadLaw) -> Done:
+    if isinstance(verdict, BadLaw):
+        return Done(job, Failure("the target gave no usable law: not a number, infinite or empty", bad_law=True))
+    return Done(job, verdict, task.block.tokens[: verdict.accepted])

@@ -110,15 +110,11 @@ class VerifyTask(Task):
     block: Block = EMPTY_BLOCK
     prefill_only: bool = False
     """True: nothing is sampled, `block` is empty."""
-    goes_on: bool = False
-    """The next task will append this verdict's token and have no block either, unless the request ends."""
 
     def __post_init__(self) -> None:
         super(VerifyTask, self).__post_init__()
         if self.prefill_only and len(self.block):
             raise InvalidArgument("block", len(self.block), "empty when prefill_only")
-        if self.goes_on and (self.prefill_only or len(self.block)):
-            raise InvalidArgument("goes_on", True, "only with a verdict and without a block")
         if not self.prefill_only and not self.append:
             raise InvalidArgument("append", (), "at least one token, whose row judges the first of the block")
 

@@ -85,7 +85,6 @@ class VerifyTask(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
-    GOES_ON_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session's counter; the stream's Hello completes it."""
     epoch: _builtins.int
@@ -102,10 +101,6 @@ class VerifyTask(_message.Message):
     """Milliseconds until the request's deadline. Zero: what an earlier task of the session said still holds; if none did, no limit."""
     trace: _builtins.bytes
     """W3C trace context of the coordinator's span: trace id (16 bytes), span id (8), flags (1). Absent: not traced."""
-    goes_on: _builtins.bool
-    """Only without a block: unless the request ends, the session's next task will append this verdict's token and have no block
-    either. The target may compute it while the verdict travels.
-    """
     @_builtins.property
     def append(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Confirmed tokens from position `keep` on that the worker has not seen. At least one unless `prefill_only`."""
@@ -137,11 +132,10 @@ class VerifyTask(_message.Message):
         open: _types_pb2.Open | None = ...,
         time_left_ms: _builtins.int = ...,
         trace: _builtins.bytes = ...,
-        goes_on: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "block", b"block", "draft_laws", b"draft_laws", "epoch", b"epoch", "goes_on", b"goes_on", "keep", b"keep", "keep_hash", b"keep_hash", "number", b"number", "open", b"open", "prefill_only", b"prefill_only", "session", b"session", "time_left_ms", b"time_left_ms", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "block", b"block", "draft_laws", b"draft_laws", "epoch", b"epoch", "keep", b"keep", "keep_hash", b"keep_hash", "number", b"number", "open", b"open", "prefill_only", b"prefill_only", "session", b"session", "time_left_ms", b"time_left_ms", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,7 +212,7 @@ class VerifyAnswer(_message.Message):
     """The correction after a refusal, the bonus after none. Absent after prefill_only, a refusal of the task or a failure."""
     compute_us: _builtins.int
     """Model time of all steps this task took part in. A step's time counts in full, however many sessions shared it. Absent
-    when the task took one step, whose time stands in the frame. Zero: it was computed before the task came.
+    when the task took one step, whose time stands in the frame.
     """
     features: _builtins.bytes
     """Hidden states of the committed tokens, for draft heads that read the target's features: row-major, bfloat16,
@@ -248,20 +242,15 @@ class VerifyAnswer(_message.Message):
         refusal: _types_pb2.Refusal | None = ...,
         failure: _types_pb2.Failure | None = ...,
         timing: _types_pb2.TaskTiming | None = ...,
-        compute_us: _builtins.int | None = ...,
+        compute_us: _builtins.int = ...,
         features: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_added", b"_added", "_compute_us", b"_compute_us", "added", b"added", "compute_us", b"compute_us", "failure", b"failure", "refusal", b"refusal", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_added", b"_added", "added", b"added", "failure", b"failure", "refusal", b"refusal", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_added", b"_added", "_compute_us", b"_compute_us", "accepted", b"accepted", "added", b"added", "compute_us", b"compute_us", "epoch", b"epoch", "failure", b"failure", "features", b"features", "length", b"length", "number", b"number", "refusal", b"refusal", "session", b"session", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_added", b"_added", "accepted", b"accepted", "added", b"added", "compute_us", b"compute_us", "epoch", b"epoch", "failure", b"failure", "features", b"features", "length", b"length", "number", b"number", "refusal", b"refusal", "session", b"session", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__added: _TypeAlias = _typing.Literal["added"]  # noqa: Y015
     _WhichOneofArgType__added: _TypeAlias = _typing.Literal["_added", b"_added"]  # noqa: Y015
-    _WhichOneofReturnType__compute_us: _TypeAlias = _typing.Literal["compute_us"]  # noqa: Y015
-    _WhichOneofArgType__compute_us: _TypeAlias = _typing.Literal["_compute_us", b"_compute_us"]  # noqa: Y015
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__added) -> _WhichOneofReturnType__added | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__compute_us) -> _WhichOneofReturnType__compute_us | None: ...
 
 Global___VerifyAnswer: _TypeAlias = VerifyAnswer  # noqa: Y015

@@ -194,7 +194,6 @@ def _encode_verify(task: Task) -> target_pb2.VerifyTask:
         open=_encode_open(task.opening) if task.opening is not None else None,
         time_left_ms=task.time_left_ms,
         trace=task.trace,
-        goes_on=task.goes_on,
     )
 
 
@@ -268,7 +267,6 @@ def _decode_verify(session: SessionId, message: target_pb2.VerifyTask) -> Verify
         trace=message.trace,
         block=Block(tuple(message.block), _decode_laws(message.draft_laws)),
         prefill_only=message.prefill_only,
-        goes_on=message.goes_on,
     )
 
 
@@ -370,8 +368,7 @@ def _decode_answer(
     session: SessionId, message: draft_pb2.ProposeAnswer | target_pb2.VerifyAnswer, step_us: int
 ) -> Answer:
     said = message.timing
-    told = not isinstance(message, target_pb2.VerifyAnswer) or message.HasField("compute_us")
-    timing = TaskTiming(said.residence_us, said.parse_us, said.queue_us, message.compute_us if told else step_us)
+    timing = TaskTiming(said.residence_us, said.parse_us, said.queue_us, message.compute_us or step_us)
     try:
         result = _decode_result(message)
     except InvalidArgument as error:

@@ -149,8 +149,7 @@ class Desk:
             self._refuse(late, refusal, now_ns)
         jobs = self.table.fronts()
         if not jobs:
-            longest = self._stepper.spec.max_context - 1
-            return Plan(ahead=tuple(self.table.going_on(longest)))
+            return Plan()
         now = now_ns / 1e9
         due = [*self._due.values(), *(due for each in self._turnarounds.values() for due in each.due())]
         return self._stepper.plan(jobs, [each for each in due if each.by > now], free_since_ns / 1e9, now)
@@ -166,25 +165,19 @@ class Desk:
         """The jobs of a step are taken up."""
         for part in parts:
             job = part.job
-            waited = max(0, now_ns - job.mark_ns)
+            job.queue_ns += max(0, now_ns - job.mark_ns)
             if not job.begun:
                 assert job.session is not None
                 assert job.session.front is job
-                ahead = job.session.knows(job.task)
-                if ahead is not None:  # part of what it waited for was the work on itself
-                    job.compute_ns = min(waited, max(0, ahead.ended_ns - max(ahead.began_ns, job.mark_ns)))
-                    waited -= job.compute_ns
-                job.began_wall_ns = wall_ns - job.compute_ns
+                job.began_wall_ns = wall_ns
                 job.session.begin()
-            job.queue_ns += waited
 
     def finish(self, parts: Sequence[Part], result: StepResult, timing: StepTiming, now_ns: int) -> None:
         """A step is over: its finished jobs are answered, those that failed lose their session."""
         compute_ns = result.prepare_ns + result.compute_ns + result.sample_ns
         for part in parts:
             part.job.mark_ns = now_ns
-            if part.job.session is None or part.job.session.ahead is None:
-                part.job.compute_ns += compute_ns
+            part.job.compute_ns += compute_ns
         finished = [self._conclude(done, now_ns) for done in result.done]
         self._give(finished, timing, now_ns)
         answered: dict[int, list[SessionId]] = {}

@@ -25,7 +25,6 @@ from specwire.wire.stopwatch import now_ns
 from specwire.worker.desk import Delivery, Desk
 from specwire.worker.observe import Observers, StepRecord
 from specwire.worker.records import task_records
-from specwire.worker.session import Session
 from specwire.worker.stepper import Part, Stepper, StepResult
 
 log = logging.getLogger(__name__)
@@ -144,10 +143,6 @@ class Engine:
             self._step(desk, stepper, plan.parts)
             self._free_since_ns = now_ns()
             return 0.0
-        if plan.ahead:
-            self._step_ahead(stepper, plan.ahead)
-            self._free_since_ns = now_ns()
-            return 0.0
         if plan.wait_until is None:
             self._wall_offset_ns = wall_offset_ns()  # read between tasks, so that each lies on one clock
         if plan.wait_until is None and self._idle_calls:
@@ -197,7 +192,7 @@ class Engine:
             sample_us=result.sample_ns // 1000,
             rows=result.rows,
             prefill_rows=result.prefill_rows,
-            sessions=result.sessions or len(parts),
+            sessions=len(parts),
             step=self._steps,
         )
         if failure is None:
@@ -214,17 +209,6 @@ class Engine:
             failed=failure is not None,
         )
         self._observers.step_done(record)
-
-    def _step_ahead(self, stepper: Stepper, sessions: Sequence[Session]) -> None:
-        """Nothing is asked of the engine now, but what will be is known. If it fails, the task itself will tell."""
-        self._busy_since_ns = now_ns()
-        try:
-            stepper.run_ahead(sessions)
-        except Exception:
-            log.exception("a step ahead failed")
-        for session in sessions:
-            session.onward = None
-        self._busy_since_ns = None
 
     def _post(self, desk: Desk) -> None:
         out, answered = desk.take_out()

@@ -12,22 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specwire.law.cursor import Prefix
-from specwire.law.tasks import Answer, Reason, Refusal, SessionId, StepTiming, Task, VerifyTask
-from specwire.law.values import Opening, Verdict
+from specwire.law.tasks import Answer, Reason, Refusal, SessionId, Task
+from specwire.law.values import Opening
 from specwire.worker.jobs import Job, samples
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """A verdict that was computed before its task came."""
-
-    token: int
-    """What the task must append, and nothing else, to a text that is the session's."""
-    verdict: Verdict
-    timing: StepTiming
-    """Of the step that computed it."""
-    began_ns: int
-    ended_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -56,10 +43,6 @@ class Session:
     """The job whose turn it is."""
     behind: deque[Job] = field(default_factory=deque)
     """Later jobs of the same epoch, in order. Empty unless `front` is set."""
-    onward: int | None = None
-    """The token that the next task will most likely append, and no block. None: nobody said so."""
-    ahead: Ahead | None = None
-    """What that task will be answered. The cache holds its token beyond `filled`; any other task overwrites it."""
 
     def __repr__(self) -> str:
         at = f"front={self.front.task.number} behind={len(self.behind)}" if self.front else "idle"
@@ -90,27 +73,11 @@ class Session:
             return self.place(Reason.HASH)
         return None
 
-    def knows(self, task: Task) -> Ahead | None:
-        """The verdict on a task that has not begun, if it was computed ahead. The text it keeps was checked by `follows`."""
-        ahead = self.ahead
-        if (
-            ahead is None
-            or not isinstance(task, VerifyTask)
-            or task.prefill_only
-            or len(task.block)
-            or task.keep != len(self.prefix)
-            or task.append != (ahead.token,)
-        ):
-            return None
-        return ahead
-
     def begin(self) -> None:
         """The front's first step: cuts and extends the text, forgets the stored answer."""
         assert self.front is not None
         assert not self.front.begun
         task = self.front.task
-        self.ahead = self.knows(task)
-        self.onward = None
         self.deadline_ns = self.front.deadline_ns
         if task.opening is not None:
             self.opening = task.opening
@@ -130,4 +97,4 @@ class Session:
         self.prefix.extend(tail)
         self.filled = len(self.prefix)
         self.last, self.answer = self.front.task, answer
-        self.front = self.ahead = None
+        self.front = None

@@ -82,17 +82,6 @@ class SessionTable:
         """Jobs whose turn it is, oldest first."""
         return sorted((s.front for s in self._sessions.values() if s.front), key=lambda job: job.order)
 
-    def going_on(self, longest: int) -> list[Session]:
-        """Idle sessions whose next task is likely known and not yet computed, with a text of at most `longest` tokens."""
-        return [
-            session
-            for session in self._sessions.values()
-            if session.onward is not None
-            and session.ahead is None
-            and session.front is None
-            and len(session.prefix) <= longest
-        ]
-
     def place(self, session: SessionId, reason: Reason, detail: str = "") -> Refusal:
         """A refusal that says where the session stands, known here or not."""
         known = self._sessions.get(session)

@@ -14,7 +14,6 @@ from specwire.law.tasks import Failure, Task
 from specwire.law.values import Block, Verdict
 from specwire.lm.port import ModelSpec
 from specwire.worker.jobs import Job
-from specwire.worker.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do next: a step, or waiting until `wait_until` for tasks that are due, or a step ahead."""
+    """What to do next: a step, or waiting until `wait_until` for tasks that are due."""
 
     parts: tuple[Part, ...] = ()
     wait_until: float | None = None
-    ahead: tuple[Session, ...] = ()
-    """Only with neither: sessions whose next verdict can be computed before it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +64,6 @@ class StepResult:
     sample_ns: int = 0
     rows: int = 0
     prefill_rows: int = 0
-    sessions: int = 0
-    """In the step that computed it. 0: as many as there were parts."""
 
 
 class Stepper(Protocol):
@@ -91,7 +86,3 @@ class Stepper(Protocol):
 
     def run(self, parts: Sequence[Part]) -> StepResult:
         """Computes. The jobs have begun. Moves `filled` of their sessions; raises whatever the model raises."""
-
-    def run_ahead(self, sessions: Sequence[Session]) -> None:
-        """Computes the next verdict of sessions whose `onward` this stepper has set, and keeps it in their `ahead`. Changes
-        nothing else of them; raises whatever the model raises."""

@@ -15,18 +15,15 @@ from specwire.law.values import Block, Law, Verdict
 from specwire.lm.port import Feed
 from specwire.lm.table import TableModel
 from specwire.lm.table_config import Fault, TableConfig
-from specwire.worker.service import WorkerServer
 from tests.contract.harness import (
     Peer,
     Steps,
     Text,
-    at_desk,
     model_of,
     on_a_loop,
     plain,
     sizes,
     text,
-    until,
     until_busy,
     worker,
 )
@@ -255,149 +252,3 @@ async def test_announced_blocks_are_waited_for_and_verified_together() -> None:
         assert waited == 2
         assert [answer.result for answer in answers] == [Verdict(0, *plain(TABLE, s, 1)) for s in sessions]
         assert [record.timing.sessions for record in steps.records] == [3]
-
-
-# ------------------------------------------------------------------ verdicts computed ahead
-
-
-async def computed_ahead(server: WorkerServer, session: Text) -> None:
-    """Returns once the next verdict of a session is there."""
-
-    async def there() -> bool:
-        return bool(await at_desk(server, lambda desk: desk.table.get(session.id).ahead is not None))
-
-    await until(there)
-
-
-@on_a_loop
-async def test_a_session_that_goes_on_costs_one_pass_a_token() -> None:
-    """The pass for the next token runs before its task comes, and is not run again."""
-    async with worker("target", TABLE) as server, Peer(server, "target") as peer:
-        session = text()
-        right = plain(TABLE, session, 6)
-        before = model_of(server).calls
-        for at, token in enumerate(right):
-            keep = 3 + at - 1 if at else 0
-            answer = await peer.one(session.verify(keep, goes_on=at < 5))
-            assert (answer.result, answer.length) == (Verdict(0, token), 3 + at)
-            session.prefix.extend((token,))
-            if at < 5:
-                await computed_ahead(server, session)
-
-        assert model_of(server).calls == before + 6
-
-
-@pytest.mark.parametrize("case", ["a block", "other text", "less text", "only text", "closed"])
-@on_a_loop
-async def test_what_comes_instead_of_what_was_expected_is_answered_as_ever(case: str) -> None:
-    """The work was in vain, and nobody can tell from the answers."""
-    async with worker("target", TABLE) as server, Peer(server, "target") as peer:
-        session = text()
-        right = plain(TABLE, session, 8)
-        await peer.one(session.verify(0, goes_on=True))
-        await computed_ahead(server, session)
-        session.epoch += 1
-        if case == "a block":
-            session.prefix.extend(right[:1])
-            answer = await peer.one(session.verify(3, right[1:4]))
-            expected = Verdict(3, right[4])
-        elif case == "other text":
-            session.prefix.extend((wrong(right[0]),))
-            expected = Verdict(0, plain(TABLE, session, 1)[0])
-            answer = await peer.one(session.verify(3))
-        elif case == "less text":
-            session.prefix.cut(2)
-            expected = Verdict(0, plain(TABLE, session, 1)[0])
-            answer = await peer.one(session.verify(1))
-        elif case == "only text":
-            session.prefix.extend(right[:1])
-            await peer.one(session.feed("target", 3))
-            answer = await peer.one(session.verify(3))
-            expected = Verdict(0, right[1])
-        else:
-            await peer.send(closes=(session.id,))
-            again = text(counter=2)
-            answer = await peer.one(again.verify(0, right[:2]))
-            expected = Verdict(2, right[2])
-
-        assert answer.result == expected
-
-
-@on_a_loop
-async def test_eight_sessions_go_on_together() -> None:
-    """One pass ahead serves all of them."""
-    async with worker("target", TABLE, slots=8) as server, Peer(server, "target") as peer:
-        sessions = [text((n, n + 1), counter=n) for n in range(1, 9)]
-        right = [plain(TABLE, session, 3) for session in sessions]
-        first = await peer.ask(*(session.verify(0, goes_on=True) for session in sessions))
-        for session in sessions:
-            await computed_ahead(server, session)
-        calls = model_of(server).calls
-        for session, tokens in zip(sessions, right, strict=True):
-            session.prefix.extend(tokens[:1])
-        second = await peer.ask(*(session.verify(2) for session in sessions))
-
-        assert [answer.result for answer in first] == [Verdict(0, tokens[0]) for tokens in right]
-        assert [answer.result for answer in second] == [Verdict(0, tokens[1]) for tokens in right]
-        assert model_of(server).calls == calls
-
-
-@on_a_loop
-async def test_a_session_does_not_go_on_after_its_end() -> None:
-    """After the model's own end token nobody will ask; so it is not computed."""
-    eos = plain(TABLE, text(), 2)
-    table = dataclasses.replace(TABLE, eos_token_ids=(eos[0],))
-    async with worker("target", table) as server, Peer(server, "target") as peer:
-        session = text()
-        await peer.one(session.verify(0, goes_on=True))
-        await peer.echo()
-
-        assert await at_desk(
-            server, lambda desk: (desk.table.get(session.id).onward, desk.table.get(session.id).ahead)
-        ) == (
-            None,
-            None,
-        )
-
-
-@pytest.mark.parametrize("kind", ["nan", "raise"])
-@on_a_loop
-async def test_what_goes_wrong_ahead_is_told_by_the_task_itself(kind: str) -> None:
-    """A pass ahead that fails costs nobody anything; the task that is asked for is computed then."""
-    table = dataclasses.replace(TABLE, faults=(Fault(kind, call=2),))
-    async with worker("target", table) as server, Peer(server, "target") as peer:
-        session = text()
-        right = plain(TABLE, session, 2)
-        await peer.one(session.verify(0, goes_on=True))
-
-        async def over() -> bool:
-            return bool(await at_desk(server, lambda desk: desk.table.get(session.id).onward is None))
-
-        await until(over)
-        session.prefix.extend(right[:1])
-        answer = await peer.one(session.verify(3))
-
-        assert answer.result == Verdict(0, right[1])
-        assert model_of(server).calls == 3
-
-
-@on_a_loop
-async def test_work_ahead_is_told_as_compute_as_far_as_it_was_waited_for() -> None:
-    """A task that came in the middle of it did not queue; one that came after it took no time at all."""
-    table = dataclasses.replace(TABLE, step_ms=60.0)
-    async with worker("target", table) as server, Peer(server, "target") as peer:
-        session = text()
-        right = plain(TABLE, session, 3)
-        await peer.one(session.verify(0, goes_on=True))
-        session.prefix.extend(right[:1])
-        during = await peer.one(session.verify(3, goes_on=True))
-        await computed_ahead(server, session)
-        session.prefix.extend(right[1:2])
-        after = await peer.one(session.verify(4))
-
-        assert 30_000 < during.timing.compute_us <= during.timing.residence_us
-        assert during.timing.queue_us < 10_000
-        assert after.timing.residence_us < 30_000
-        assert after.timing.compute_us == 0
-        assert peer.frames[-1].step is not None
-        assert peer.frames[-1].step.compute_us > 50_000

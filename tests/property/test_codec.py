@@ -91,8 +91,6 @@ def tasks(draw: st.DrawFn, kind: Kind) -> Task:
         return ProposeTask(**fields, num_tokens=draw(u32))
     if not fields["append"] or draw(st.booleans()):
         return VerifyTask(**fields, prefill_only=True)
-    if draw(st.booleans()):
-        return VerifyTask(**fields, goes_on=True)
     return VerifyTask(**fields, block=draw(blocks()))
 
 
