@@ -7,6 +7,7 @@ request's critical path has its own pair of stamps.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -193,6 +194,8 @@ class Rounds:
     def _send(self, session: Session, role: Role, task: ProposeTask | VerifyTask) -> None:
         ledger = session.ledger
         assert ledger is not None
+        if task.time_left_ms:  # of now, not of the round's begin: it holds for the session's life at the worker
+            task = dataclasses.replace(task, time_left_ms=session.time_left_ms(time.monotonic()))
         name = session.target_name if role is Role.TARGET else session.draft_name
         mirror = ledger.target if role is Role.TARGET else ledger.draft
         link = self._roster.link(name)

@@ -43,10 +43,12 @@ def last_needed(task: Task) -> int:
     return task.base if task.prefill_only else task.base - 1
 
 
-def linger_until(claims: Sequence[Claim], due: Sequence[Due], step_s: float, since: float, now: float) -> float | None:
-    """Until when to wait for sessions that are to come: the moment that saves most. None: start now. `since`: when the engine
-    could have started."""
-    if not all(claim.urgent for claim in claims):
+def linger_until(
+    claims: Sequence[Claim], due: Sequence[Due], room: int, step_s: float, since: float, now: float
+) -> float | None:
+    """Until when to wait for sessions that are to come: the moment that saves most. None: start now. `room`: how many more the
+    step can take. `since`: when the engine could have started."""
+    if room <= 0 or not all(claim.urgent for claim in claims):
         return None
     best: float | None = None
     most_saved, coming = 0.0, 0
@@ -56,7 +58,7 @@ def linger_until(claims: Sequence[Claim], due: Sequence[Due], step_s: float, sin
             continue
         if now - since + wait >= step_s:
             break
-        coming += each.sessions
+        coming = min(coming + each.sessions, room)
         saved = coming * (step_s - wait) - len(claims) * wait
         if saved > most_saved:
             best, most_saved = each.by, saved
@@ -68,7 +70,10 @@ def plan(
 ) -> Plan:
     """The next step, of jobs in order of age. `step_s`: recent time of a step; 0 never lingers."""
     claims = [claim_of(key, job) for key, job in enumerate(jobs)]
-    until = linger_until(claims, due, step_s, since, now)
+    room = min(
+        max_sessions - len(claims), budget - sum(claim.total for claim in claims)
+    )  # a session takes one row or more
+    until = linger_until(claims, due, room, step_s, since, now)
     if until is not None:
         return Plan(wait_until=until)
     shares = share(claims, budget, max_sessions)

@@ -39,17 +39,17 @@ class _Norm:
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self._weight, self._eps = weight, eps
         size = weight.numel()
-        # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size): four operations in float32, half the time of rms_norm
+        # sqrt(mean(x^2) + eps) = sqrt(|x|^2 + size * eps) / sqrt(size): few and small operations, half the time of rms_norm
         self._scaled = (
             weight * math.sqrt(size) if weight.dtype is torch.float32 and weight.device.type == "cpu" else None
         )
-        self._least = torch.tensor([math.sqrt(size * eps)])
+        self._least = size * eps
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         if self._scaled is None:
             return F.rms_norm(states, self._weight.shape, self._weight, self._eps)
         norms = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        return torch.div(states, torch.hypot(norms, self._least)).mul_(self._scaled)
+        return torch.div(states, norms.square_().add_(self._least).sqrt_()).mul_(self._scaled)
 
 
 class _Layer(nn.Module):

@@ -27,7 +27,7 @@ from specwire.lm.torch_lm import TorchModel
 from specwire.lm.vocabulary import read_vocabulary, spell
 
 # Root mean square difference allowed in the trial, as a share of the scores' own spread. Kernels differ by 1e-6 and 1e-2.
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 
 
 def load_torch_model(config: ModelConfig) -> TorchModel:
@@ -46,7 +46,14 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
     hf_model.check_supported(hf_config, context)
     precision = fastest_precision(device) if config.precision == "auto" else config.precision
     load = functools.partial(_load, config.model, checkpoint, hf_config, device, getattr(torch, precision))
-    model, columns = load()
+    try:
+        model, columns = load()
+    except InvalidArgument as error:
+        if config.precision != "auto" or error.field != "precision":
+            raise
+        precision = "float32"  # weights that float16 cannot hold
+        load = functools.partial(_load, config.model, checkpoint, hf_config, device, torch.float32)
+        model, columns = load()
 
     rows = model.get_input_embeddings().weight.shape[0]
     vocabulary = _vocabulary(config, checkpoint)[:rows]
@@ -76,6 +83,7 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
     tokens = [(7 * index + 3) % vocab_size for index in range(min(9, context))]
     with torch.no_grad():
         expected = model.to(device)(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0].float()
+    arithmetic = model.dtype
     wrapped = TorchModel(
         model,
         spec,
@@ -84,7 +92,7 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         reload=lambda: load()[0],
         fused=config.fused,
     )
-    _trial(wrapped, config.model, tokens, expected)
+    _trial(wrapped, config.model, tokens, expected, arithmetic)
     wrapped.clear()
     return wrapped
 
@@ -108,7 +116,11 @@ def _load(
     if dtype is torch.float16:
         for parameter, values in model.named_parameters():
             if not torch.isfinite(values).all():
-                raise InvalidArgument("precision", "float16", f"one that holds {parameter} of {name}: try float32")
+                if values.isnan().any():
+                    raise InvalidArgument(
+                        "model", name, f"a checkpoint of numbers, but {parameter} holds one that is none"
+                    )
+                raise InvalidArgument("precision", "float16", f"one that can hold {parameter} of {name}: try float32")
         if device.type == "cpu":
             model = model.float()
     return model, columns
@@ -168,7 +180,7 @@ def _vocabulary(config: ModelConfig, checkpoint: files.Checkpoint) -> tuple[byte
     return ()
 
 
-def _trial(model: TorchModel, name: str, tokens: list[int], expected: torch.Tensor) -> None:
+def _trial(model: TorchModel, name: str, tokens: list[int], expected: torch.Tensor, arithmetic: torch.dtype) -> None:
     """`expected`: [tokens, columns or more] of one plain pass over `tokens`."""
     middle = len(tokens) // 2
     wrong = tokens[::-1]
@@ -196,7 +208,7 @@ def _trial(model: TorchModel, name: str, tokens: list[int], expected: torch.Tens
     seen = torch.isfinite(scores)
     difference = (scores - expected)[seen].square().mean().sqrt().item()
     spread = expected[seen].std().item()
-    if not difference <= _TOLERANCE[model.spec.precision] * spread + 1e-6:
+    if not difference <= _TOLERANCE[arithmetic] * spread + 1e-6:
         raise InvalidArgument(
             "model",
             name,

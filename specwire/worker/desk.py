@@ -182,7 +182,9 @@ class Desk:
         self._give(finished, timing, now_ns)
         answered: dict[int, list[SessionId]] = {}
         for each in finished:
-            answered.setdefault(each.answer.session.incarnation, []).append(each.answer.session)
+            session = self.table.get(each.answer.session)
+            if session is not None and session.front is None:  # else it is gone, or here already
+                answered.setdefault(session.id.incarnation, []).append(session.id)
         for incarnation, sessions in answered.items():
             if incarnation in self._turnarounds:
                 self._turnarounds[incarnation].answered(sessions, now_ns / 1e9)
@@ -248,7 +250,13 @@ class Desk:
 
     def sizes(self) -> dict[str, int]:
         """Entries of every map."""
-        return {**self.table.sizes(), "streams": len(self._streams), "due": len(self._due), "out": len(self._out)}
+        return {
+            **self.table.sizes(),
+            "streams": len(self._streams),
+            "due": len(self._due),
+            "turnarounds": len(self._turnarounds),
+            "out": len(self._out),
+        }
 
     def session_of(self, session: SessionId) -> str:
         """A session's repr, for people."""

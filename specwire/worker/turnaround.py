@@ -1,7 +1,8 @@
 """When the sessions that were just answered will be back: measured, so that an engine knows whether waiting for them pays.
 
-Law. All verdicts of a step are applied before a coordinator writes its next frame. So that frame either brings a session's next
-task, announces it, or closes it; after it nothing of that step is outstanding. Estimates move by arrivals only.
+Law. All verdicts of a step are applied before a coordinator writes its next frame. So a frame that brings a task of a session of
+that step tells of all of them: each has its task, is announced, or is closed. A frame that does not may have been on its way
+when the step ended, and tells of an earlier one. Estimates move by arrivals only.
 """
 
 from __future__ import annotations
@@ -46,9 +47,12 @@ class Turnaround:
         """A frame came, with tasks and closes of these sessions. It may have arrived while a later step ran."""
         tasks = set(tasks)
         before = [(answered, sessions) for answered, sessions in self._away if answered <= arrived]
-        if before and (announces or any(sessions & tasks for _, sessions in before)):
-            self._observe(arrived - before[-1][0])
-            for _ in before:
+        seen = max((index for index, (_, sessions) in enumerate(before) if sessions & tasks), default=-1)
+        if seen < 0 and announces and not tasks:  # written for its own sake, after verdicts
+            seen = len(before) - 1
+        if seen >= 0:
+            self._observe(arrived - before[seen][0])
+            for _ in range(seen + 1):
                 self._away.popleft()
         for _, sessions in self._away:
             sessions -= tasks

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from deploy.topology import load
 from specwire.lm.load import ModelConfig, build_model
 from specwire.lm.torch_load import fastest_precision
+from tests.unit.lm.tiny import refuse
 
 CPU = torch.device("cpu")
 
@@ -100,3 +103,19 @@ def test_shipped_topologies_leave_it_to_the_device(name: str) -> None:
 
     assert "auto" == topology.target.precision
     assert topology.draft is None or "auto" == topology.draft.precision
+
+
+@pytest.mark.parametrize(("value", "field"), [(1e6, "precision"), (float("nan"), "model")])
+def test_weights_that_float16_cannot_hold(
+    value: float, field: str, cpu: Callable[..., None], checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """`auto` takes float32 then; float16 itself is refused. What is no number is refused as such."""
+    cpu()
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    refuse(folder, field, "model.layers.0.mlp.up_proj.weight", precision="float16")
+    if field == "precision":
+        assert "float32" == build_model(ModelConfig(model=str(folder), max_sessions=1, precision="auto")).spec.precision

@@ -79,13 +79,19 @@ BLOCKS = [Claim(0, 0, 5), Claim(1, 0, 5)]
 )
 def test_when_to_linger(due: Sequence[Due], step_s: float, expected: float | None) -> None:
     """waiting * wait < due * (v - wait)."""
-    assert linger_until(BLOCKS, due, step_s, since=1.0, now=1.0) == expected
+    assert linger_until(BLOCKS, due, 60, step_s, since=1.0, now=1.0) == expected
 
 
 def test_nobody_lingers_while_a_prompt_waits_or_for_longer_than_a_step() -> None:
     """There is work; and what was waited already counts."""
-    assert linger_until([*BLOCKS, Claim(2, 100, 1)], [Due(6, 1.002)], 0.02, 1.0, 1.0) is None
-    assert linger_until(BLOCKS, [Due(6, 1.002)], 0.02, 0.981, 1.0) is None
+    assert linger_until([*BLOCKS, Claim(2, 100, 1)], [Due(6, 1.002)], 60, 0.02, 1.0, 1.0) is None
+    assert linger_until(BLOCKS, [Due(6, 1.002)], 60, 0.02, 0.981, 1.0) is None
+
+
+@pytest.mark.parametrize(("room", "expected"), [(-1, None), (0, None), (1, None), (2, 1.012)])
+def test_nobody_lingers_for_more_than_the_step_can_take(room: int, expected: float | None) -> None:
+    """One waits 12 ms: one more would save 8 ms, two save 16."""
+    assert linger_until([BLOCKS[0]], [Due(6, 1.012)], room, 0.02, 1.0, 1.0) == expected
 
 
 @given(
@@ -97,7 +103,7 @@ def test_lingering_ends_whatever_is_announced(waiting: int, step_s: float, hints
     """Hint after hint, the wait never exceeds one step."""
     now = since = 5.0
     for sessions, within in hints:
-        until = linger_until([Claim(0, 0, 1)] * waiting, [Due(sessions, now + within)], step_s, since, now)
+        until = linger_until([Claim(0, 0, 1)] * waiting, [Due(sessions, now + within)], 60, step_s, since, now)
         if until is None:
             break
         assert now < until < since + step_s

@@ -145,7 +145,16 @@ def test_what_had_not_begun_dies_with_its_stream() -> None:
     desk.lose(a, 1, 0)
 
     assert desk.plan(0, 0) == Plan()
-    assert desk.sizes() == {"sessions": 0, "waiting": 0, "peers": 1, "tombstones": 0, "streams": 0, "due": 0, "out": 0}
+    assert desk.sizes() == {
+        "sessions": 0,
+        "waiting": 0,
+        "peers": 1,
+        "tombstones": 0,
+        "streams": 0,
+        "due": 0,
+        "turnarounds": 0,
+        "out": 0,
+    }
 
 
 def test_frames_of_a_former_stream_are_ignored() -> None:

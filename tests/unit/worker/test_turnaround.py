@@ -49,6 +49,7 @@ def test_mean_and_deviation(gaps: tuple[float, ...], seconds: float) -> None:
         ([THREE], [], False, 2),  # it was under way before the answers came
         ([ONE], [], False, 0),  # the frame after the answers: it tells of all
         ([], [], True, 0),
+        ([THREE], [], True, 2),  # what it announces was so before the step ended
         ([], [ONE], False, 1),
         ([], [ONE, TWO], False, 0),
     ],
@@ -79,3 +80,14 @@ def test_only_the_latest_steps_are_remembered() -> None:
         turnaround.answered([SessionId(1, number)], float(number))
 
     assert [due.by for due in turnaround.due()] == pytest.approx([number + 0.006 for number in range(96, 100)])
+
+
+def test_a_frame_that_crossed_a_later_answer_is_measured_from_its_own_step() -> None:
+    """Two groups take turns over a long link: what answers the first step arrives just after the second one ended."""
+    turnaround = after(0.010)
+    turnaround.answered([ONE], 5.0)
+    turnaround.answered([TWO], 5.0098)
+    turnaround.heard([ONE], (), True, 5.010)
+
+    assert [due.sessions for due in turnaround.due()] == [1]
+    assert turnaround.due()[0].by > 5.0098 + 0.010
