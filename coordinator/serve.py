@@ -45,7 +45,8 @@ async def serve(config: CoordinatorConfig, stop: asyncio.Event, on_ready: Callab
         log.info("draining %d requests", len(driver.sessions))
         driver.draining = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(driver.idle(), config.drain_s)
+            async with asyncio.timeout(config.drain_s):
+                await driver.idle()
     finally:
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):

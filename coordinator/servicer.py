@@ -219,7 +219,8 @@ async def watch_health(driver: Driver, health: Any, names: Sequence[str], interv
             log.info("ready" if serving else "not ready")
             last = serving
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(driver.changed.wait(), interval_s)
+            async with asyncio.timeout(interval_s):  # wait_for may swallow the cancellation that ends this task
+                await driver.changed.wait()
         driver.changed.clear()
 
 

@@ -205,7 +205,8 @@ class WorkerServer:
         loop = asyncio.get_running_loop()
         self.engine.when_idle(lambda: loop.call_soon_threadsafe(idle.set))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(idle.wait(), self.config.drain_s)
+            async with asyncio.timeout(self.config.drain_s):
+                await idle.wait()
         self._servicer.end_streams()
         await self._server.stop(STREAM_GRACE_S)
         if not await asyncio.to_thread(self.engine.stop, STREAM_GRACE_S):
