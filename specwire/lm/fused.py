@@ -23,7 +23,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 from specwire.lm.kv_slots import KVSlots
-from specwire.lm.linear import Maker, is_silu, make_linear
+from specwire.lm.linear import GatedMLP, Maker, is_silu, make_linear
 
 _BODIES = {
     modeling_llama.LlamaModel: (modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm),
@@ -65,8 +65,7 @@ class _Layer(nn.Module):
         self.kv_heads: int = attention.k_proj.out_features // self.head_dim
         self.qkv = make_linear(make, attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = make_linear(make, attention.o_proj)
-        self.gate_up = make_linear(make, layer.mlp.gate_proj, layer.mlp.up_proj)
-        self.down = make_linear(make, layer.mlp.down_proj)
+        self.mlp = GatedMLP(make, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
         self.before_attention = _norm(layer.input_layernorm)
         self.before_mlp = _norm(layer.post_attention_layernorm)
         self.query_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
@@ -87,8 +86,7 @@ class _Layer(nn.Module):
         stored = kv.write(self.index, keys, values)
         attended = kv.attend_tokens(queries, *stored, width, self.scaling)
         states = states + self.out(attended)
-        gate, up = self.gate_up(self.before_mlp(states)).chunk(2, -1)
-        output: torch.Tensor = states + self.down(F.silu(gate).mul_(up))
+        output: torch.Tensor = states + self.mlp(self.before_mlp(states))
         return output
 
 
@@ -122,15 +120,13 @@ class FusedBody(nn.Module):
         return result
 
 
-def fuse(model: PreTrainedModel, make: Maker | None, capacity: int) -> bool:
-    """Replaces the model's body where its architecture is known; takes its weights over. Returns whether it did.
+def fuse(model: PreTrainedModel, make: Maker | None, capacity: int) -> None:
+    """Replaces the model's body by a `FusedBody` where its architecture is known; takes its weights over.
     `make`: see `linear_maker`. `capacity`: positions there will ever be."""
     body = getattr(model, model.base_model_prefix)
-    if not _is_known(body):
-        return False
-    with torch.inference_mode():
-        setattr(model, model.base_model_prefix, FusedBody(make, body, capacity))
-    return True
+    if _is_known(body):
+        with torch.inference_mode():
+            setattr(model, model.base_model_prefix, FusedBody(make, body, capacity))
 
 
 def _is_known(body: Any) -> bool:

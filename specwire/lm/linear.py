@@ -101,7 +101,7 @@ class PackedLinear(nn.Module):
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)) with gate and up as one product, as in Llama, Qwen and Mistral."""
 
-    def __init__(self, make: Maker, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> None:
+    def __init__(self, make: Maker | None, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> None:
         super().__init__()
         self.gate_up = make_linear(make, gate, up)
         self.down = make_linear(make, down)
