@@ -1,9 +1,11 @@
-"""The bookkeeping of a batched pass: who holds which slot, which feeds are allowed, how feeds become rectangles. No tensors.
+"""The bookkeeping of a batched pass: who holds which slot, which feeds are allowed, how feeds become passes. No tensors.
 
-Law. A row of a rectangle is one feed (or a piece of one) in one slot. Rows are padded to the rectangle's width by repeating
-the last token at the last position; a padding token is written to the slot's *spare cell*, index `capacity`, which no row ever
-reads. So padding can touch neither another row nor a valid token, whatever the lengths. A piece of a feed stands in a later
-rectangle than the pieces before it.
+Law. Layers of our own (`fused.py`) take any feeds in one pass, token after token: only attention knows rows, and meets them in
+groups of neighbouring slots (`pack`). Other layers need rectangles (`plan`), and so does a shape that never changes
+(`plan_fixed`). A row of a rectangle is one feed (or a piece of one) in one slot. Rows are padded to the rectangle's width by
+repeating the last token at the last position; a padding token is written to the slot's *spare cell*, index `capacity`, which no
+row ever reads. So padding can touch neither another row nor a valid token, whatever the lengths. A piece of a feed stands in a
+later rectangle than the pieces before it.
 """
 
 from __future__ import annotations
@@ -135,6 +137,57 @@ class Rectangle:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that attend together: their slots are neighbours, so that keys and values are read as one view."""
+
+    first: int
+    """Index of the first row's first token in the pass."""
+    lengths: tuple[int, ...]
+    """Tokens of each row."""
+    slot: int
+    """Slot of the first row."""
+    context: int
+    """Cells that are read of each slot."""
+    unmasked: bool
+    """Every row is one token that sees all these cells."""
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest row; the queries of shorter ones are padded to it."""
+        return max(self.lengths)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether rows differ in length."""
+        return min(self.lengths) < self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass, token after token in the order of slots. What is per token has one dimension."""
+
+    tokens: Ints
+    """[n]"""
+    positions: Ints
+    """[n] Position in the sequence; a token attends to cells 0 .. position of its slot."""
+    cells: Ints
+    """[n] Where keys and values go: the position, or the spare cell for padding."""
+    slots: Ints
+    """[n]"""
+    wanted: Ints
+    """[m] Index of each scored token."""
+    results: Ints
+    """[m] Row of the result that each scored token becomes; ascending, so 0 .. m - 1 when there is one pass."""
+    groups: tuple[Group, ...]
+    written: tuple[tuple[int, int, int], ...]
+    """Per row that is more than padding: slot, first cell, last cell + 1."""
+    rows: int
+    """Rows of a rectangle; 0 when rows may differ in length."""
+    fixed: bool
+    """See `Rectangle`."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Piece:
     feed: int
     slot: int
@@ -143,6 +196,75 @@ class _Piece:
     rows: int
     result: int
     """Row of the pass's result for the first wanted token."""
+
+
+def pack(feeds: Sequence[Feed], call_cost: int) -> Pass:
+    """All feeds in one pass, without padding. `call_cost`: what a call of attention costs besides its queries, in queries."""
+    pieces = sorted(_pieces(feeds), key=lambda piece: piece.slot)
+    lengths = [len(piece.tokens) for piece in pieces]
+    ends = list(itertools.accumulate(lengths))
+    positions = np.concatenate([np.arange(piece.start, piece.start + len(piece.tokens)) for piece in pieces])
+    spans = sorted((piece.result, piece.rows, end) for piece, end in zip(pieces, ends, strict=True))
+    wanted = [index for _, rows, end in spans for index in range(end - rows, end)]
+    written = tuple((piece.slot, piece.start, piece.start + len(piece.tokens)) for piece in pieces)
+    groups = []
+    for first, last in _neighbours([piece.slot for piece in pieces]):
+        cuts = [0, last - first]
+        if len(set(lengths[first:last])) > 1:
+            cuts = _cheapest_cuts(lengths[first:last], call_cost)
+        for a, b in itertools.pairwise(cut + first for cut in cuts):
+            contexts = [end for _, _, end in written[a:b]]
+            groups.append(
+                Group(
+                    ends[a] - lengths[a],
+                    tuple(lengths[a:b]),
+                    pieces[a].slot,
+                    max(contexts),
+                    max(lengths[a:b]) == 1 and min(contexts) == max(contexts),
+                )
+            )
+    return Pass(
+        np.fromiter(itertools.chain.from_iterable(piece.tokens for piece in pieces), np.int64, ends[-1]),
+        positions,
+        positions,
+        np.repeat(np.array([piece.slot for piece in pieces], np.int64), lengths),
+        np.array(wanted, np.int64),
+        np.arange(len(wanted)),
+        tuple(groups),
+        written,
+        0,
+        False,
+    )
+
+
+def as_pass(rectangle: Rectangle, capacity: int) -> Pass:
+    """A rectangle, padding included, row after row."""
+    rows, width = rectangle.tokens.shape
+    slots, ends = rectangle.slots.tolist(), (rectangle.positions[:, -1] + 1).tolist()
+    groups = []
+    for first, last in _neighbours(slots):
+        context = rectangle.context if rectangle.fixed else max(ends[first:last])
+        unmasked = width == 1 and not rectangle.fixed and min(ends[first:last]) == context
+        groups.append(Group(first * width, (width,) * (last - first), slots[first], context, unmasked))
+    begins = rectangle.cells[:, 0].tolist()
+    return Pass(
+        rectangle.tokens.reshape(-1),
+        rectangle.positions.reshape(-1),
+        rectangle.cells.reshape(-1),
+        np.repeat(rectangle.slots, width),
+        rectangle.wanted,
+        rectangle.results,
+        tuple(groups),
+        tuple(row for row in zip(slots, begins, ends, strict=True) if row[1] < capacity),
+        rows,
+        rectangle.fixed,
+    )
+
+
+def _neighbours(slots: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of rows whose slots follow each other."""
+    borders = [row for row in range(1, len(slots)) if slots[row] != slots[row - 1] + 1]
+    return list(itertools.pairwise([0, *borders, len(slots)]))
 
 
 def plan(feeds: Sequence[Feed], capacity: int, overhead: int) -> list[Rectangle]:
@@ -198,14 +320,18 @@ def _pieces(feeds: Sequence[Feed]) -> list[_Piece]:
 
 
 def _cheapest_cuts(widths: list[int], overhead: int) -> list[int]:
-    """Borders 0 = c0 < c1 < ... = n that minimise the sum over groups of overhead + size * widest. Widths are descending."""
+    """Borders 0 = c0 < c1 < ... = n that minimise the sum over groups of overhead + size * widest."""
     n = len(widths)
     best = [0] + [0] * n  # cost of the first i rows
     cut = [0] * (n + 1)
     for end in range(1, n + 1):
-        costs = [best[begin] + overhead + (end - begin) * widths[begin] for begin in range(end)]
-        cut[end] = min(range(end), key=costs.__getitem__)
-        best[end] = costs[cut[end]]
+        widest, cheapest = 0, -1
+        for begin in range(end - 1, -1, -1):
+            widest = max(widest, widths[begin])
+            cost = best[begin] + overhead + (end - begin) * widest
+            if cheapest < 0 or cost <= cheapest:
+                cheapest, cut[end] = cost, begin
+        best[end] = cheapest
     borders = [n]
     while borders[-1]:
         borders.append(cut[borders[-1]])

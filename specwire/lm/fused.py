@@ -2,7 +2,7 @@
 
 transformers' own layer makes some sixty small tensor operations and as many Python calls; on two cores they take as long as
 the products of a 135M model. Here q, k and v are one product, gate and up another, rotation is three operations for queries
-and keys together, and nothing is transposed when a row has one token.
+and keys together, and nothing is transposed when a row has one token. Rows of any lengths are one pass, without padding.
 
 Law. Same function as the layers it replaces, up to rounding; held to it by tests and by the trial at every loading. Which layers
 it may replace is decided by their exact classes: a subclass may mean something else.
@@ -39,17 +39,17 @@ class _Norm:
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self._weight, self._eps = weight, eps
         size = weight.numel()
-        # sqrt(mean(x^2) + eps) = sqrt(|x|^2 + size * eps) / sqrt(size): few and small operations, half the time of rms_norm
+        # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size): few and small operations, a third of rms_norm's time
         self._scaled = (
             weight * math.sqrt(size) if weight.dtype is torch.float32 and weight.device.type == "cpu" else None
         )
-        self._least = size * eps
+        self._least = torch.tensor(math.sqrt(size * eps))
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         if self._scaled is None:
             return F.rms_norm(states, self._weight.shape, self._weight, self._eps)
         norms = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        return torch.div(states, norms.square_().add_(self._least).sqrt_()).mul_(self._scaled)
+        return torch.div(states, torch.hypot(norms, self._least)).mul_(self._scaled)
 
 
 class _Layer(nn.Module):
@@ -71,21 +71,17 @@ class _Layer(nn.Module):
         self.query_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.key_norm = _norm(attention.k_norm) if hasattr(attention, "k_norm") else None
 
-    def forward(
-        self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rows: int, width: int, kv: KVSlots
-    ) -> torch.Tensor:
-        """`states` [rows * width, hidden]; `cos`, `sin` [rows * width, 1, head_dim], the first half of `sin` negated."""
-        mixed = self.qkv(self.before_attention(states)).view(rows * width, -1, self.head_dim)
+    def forward(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv: KVSlots) -> torch.Tensor:
+        """`states` [tokens, hidden]; `cos`, `sin` [tokens, 1, head_dim], the first half of `sin` negated."""
+        mixed = self.qkv(self.before_attention(states)).view(len(states), -1, self.head_dim)
         both = mixed.narrow(1, 0, self.heads + self.kv_heads)
-        values = mixed.narrow(1, self.heads + self.kv_heads, self.kv_heads)
+        turned = both
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = both.narrow(1, 0, self.heads), both.narrow(1, self.heads, self.kv_heads)
-            both = torch.cat((self.query_norm(queries), self.key_norm(keys)), 1)
-        both = torch.addcmul(both * cos, both.roll(self.head_dim // 2, -1), sin)
-        queries, keys = both.narrow(1, 0, self.heads), both.narrow(1, self.heads, self.kv_heads)
-        stored = kv.write(self.index, keys, values)
-        attended = kv.attend_tokens(queries, *stored, width, self.scaling)
-        states = states + self.out(attended)
+            turned = torch.cat((self.query_norm(queries), self.key_norm(keys)), 1)
+        torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin, out=both)
+        stored = kv.write_both(self.index, mixed.narrow(1, self.heads, 2 * self.kv_heads))
+        states = states + self.out(kv.attend(mixed.narrow(1, 0, self.heads), *stored, self.scaling))
         output: torch.Tensor = states + self.mlp(self.before_mlp(states))
         return output
 
@@ -109,13 +105,11 @@ class FusedBody(nn.Module):
         self.norm = _norm(body.norm)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, kv: KVSlots) -> torch.Tensor:
-        """[rows, width] each -> [rows * width, hidden]."""
-        rows, width = tokens.shape
-        states = self.embed_tokens(tokens.reshape(-1))
-        positions = positions.reshape(-1)
+        """[tokens] each -> [tokens, hidden]."""
+        states = self.embed_tokens(tokens)
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         for layer in self.layers:
-            states = layer(states, cos, sin, rows, width, kv)
+            states = layer(states, cos, sin, kv)
         result: torch.Tensor = self.norm(states)
         return result
 

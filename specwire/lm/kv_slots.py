@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from transformers import Cache
 
-from specwire.lm.feeds import Rectangle
+from specwire.lm.feeds import Group, Pass
 
 _active = threading.local()  # .kv: the cache of the pass that runs on this thread
 
@@ -34,6 +34,8 @@ class KVSlots(Cache):  # type: ignore[misc]
         self.device = device
         self._keys: dict[int, torch.Tensor] = {}  # by layer; [slots, kv_heads, capacity + 1, head_dim]
         self._values: dict[int, torch.Tensor] = {}
+        self._both: dict[int, torch.Tensor] = {}
+        """Where keys and values are halves of one storage."""
         self._ever_written = [0] * num_slots  # cells of a slot that may hold something
         self._arange = torch.arange(capacity, device=device)
 
@@ -47,21 +49,21 @@ class KVSlots(Cache):  # type: ignore[misc]
         """Memory of keys and values."""
         return sum(tensor.nbytes for layer in (self._keys, self._values) for tensor in layer.values())
 
-    def begin(self, rectangle: Rectangle) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepares one pass; returns its token ids and positions, [rows, width] each, on the device."""
-        ends = rectangle.positions[:, -1].tolist()
-        for slot, cell, end in zip(rectangle.slots.tolist(), rectangle.cells[:, 0].tolist(), ends, strict=True):
-            if cell == 0 and self._ever_written[slot]:
+    def begin(self, forward: Pass) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prepares one pass; returns its token ids and positions, [n] each, on the device."""
+        for slot, first, end in forward.written:
+            if first == 0 and self._ever_written[slot]:
                 self._wipe(slot)
-            if cell < self.capacity:  # else the row is all padding
-                self._ever_written[slot] = max(self._ever_written[slot], end + 1)
+            self._ever_written[slot] = max(self._ever_written[slot], end)
         # one transfer for all small integers of the pass
-        rows, width = rectangle.tokens.shape
-        packed = torch.from_numpy(_pack(rectangle)).to(self.device, non_blocking=True)
-        tokens, self._positions, self._cells = packed[: 3 * rows * width].view(3, rows, width)
-        self.wanted = packed[3 * rows * width + rows :]
-        self._slots = packed[3 * rows * width : 3 * rows * width + rows]
-        self._runs = _runs(rectangle)
+        parts = [forward.tokens, forward.positions, forward.cells, forward.slots, forward.wanted]
+        parts += [index for group in forward.groups if group.ragged for index in _padding(group)]
+        packed = torch.from_numpy(np.concatenate(parts)).to(self.device, non_blocking=True)
+        split = torch.split(packed, [len(part) for part in parts])
+        tokens, self._positions, self._cells, self._slots, self.wanted, *paddings = split
+        self._groups = forward.groups
+        ragged = (index for index, group in enumerate(forward.groups) if group.ragged)
+        self._paddings = dict(zip(ragged, zip(paddings[::2], paddings[1::2], strict=True), strict=True))
         self._write_index: dict[int, torch.Tensor] = {}
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
         return tokens, self._positions
@@ -77,74 +79,95 @@ class KVSlots(Cache):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes [rows, kv_heads, width, head_dim] to the cells of the pass; returns the whole storage for `attend`."""
-        return self.write(layer_idx, key_states.transpose(1, 2), value_states.transpose(1, 2))
+        return self.write(
+            layer_idx, key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1)
+        )
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes [..., kv_heads, head_dim], token after token, to the cells of the pass; returns the whole storage."""
+        """Writes [n, kv_heads, head_dim] to the cells of the pass; returns the whole storage."""
         if layer not in self._keys:
             self._keys[layer], self._values[layer] = self._allocate(keys), self._allocate(values)
         stored = self._keys[layer], self._values[layer]
-        heads = keys.shape[-2]
+        for storage, states in zip(stored, (keys, values), strict=True):
+            self._put(storage, states)
+        return stored
+
+    def write_both(self, layer: int, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for keys and values that lie side by side and are alike, [n, 2 * kv_heads, head_dim]."""
+        both = self._both.get(layer)
+        if both is None:
+            both = self._both[layer] = self._allocate(states)
+            self._keys[layer], self._values[layer] = both.chunk(2, 1)
+        self._put(both, states)
+        return self._keys[layer], self._values[layer]
+
+    def _put(self, storage: torch.Tensor, states: torch.Tensor) -> None:
+        heads, dim = states.shape[-2:]
         index = self._write_index.get(heads)
         if index is None:
             head = torch.arange(heads, device=self.device)
-            index = (self._slots[:, None, None] * heads + head) * (self.capacity + 1) + self._cells[:, :, None]
-            index = self._write_index[heads] = index.reshape(-1)  # [rows * width * kv_heads]
-        for storage, states in zip(stored, (keys, values), strict=True):
-            dim = states.shape[-1]
-            storage.view(-1, dim).index_copy_(0, index, states.reshape(-1, dim))
-        return stored
+            index = (self._slots[:, None] * heads + head) * (self.capacity + 1) + self._cells[:, None]
+            index = self._write_index[heads] = index.view(-1)  # [n * heads]
+        storage.view(-1, dim).index_copy_(0, index, states.reshape(-1, dim))
 
-    def attention(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
-    ) -> torch.Tensor:  # query [rows, heads, width, head_dim] -> [rows, width, heads, head_dim]
-        """Heads that share keys are folded into the width, so that keys are read once and never repeated in memory."""
-        rows, heads, width, dim = query.shape
-        kv_heads = keys.shape[1]
-        out = self._attend(query.reshape(rows, kv_heads, heads // kv_heads * width, dim), keys, values, scaling)
-        return out.reshape(rows, heads, width, out.shape[-1]).transpose(1, 2)
-
-    def attend_tokens(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, width: int, scaling: float
-    ) -> torch.Tensor:  # queries [rows * width, heads, head_dim] -> [rows * width, heads * head_dim]
-        """The same for queries that lie token after token; nothing is moved when a row has one token."""
-        tokens, heads, dim = queries.shape
-        kv_heads = keys.shape[1]
-        rows, groups = tokens // width, heads // kv_heads
-        if width == 1:
-            return self._attend(queries.view(rows, kv_heads, groups, dim), keys, values, scaling).reshape(rows, -1)
-        folded = queries.view(rows, width, kv_heads, groups, dim).permute(0, 2, 3, 1, 4)
-        out = self._attend(folded.reshape(rows, kv_heads, groups * width, dim), keys, values, scaling)
-        return out.reshape(rows, kv_heads, groups, width, -1).permute(0, 3, 1, 2, 4).reshape(tokens, -1)
-
-    def _attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
-    ) -> torch.Tensor:  # query [rows, kv_heads, groups * width, head_dim], and so the result
-        groups = query.shape[2] // self._positions.shape[1]
-        parts = [
-            F.scaled_dot_product_attention(
-                query[first:last],
-                keys[slot : slot + last - first, :, :context],
-                values[slot : slot + last - first, :, :context],
-                attn_mask=self._mask(index, groups, query.dtype),
-                scale=scaling,
-            )
-            for index, (first, last, slot, context, _) in enumerate(self._runs)
-        ]
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
+    ) -> torch.Tensor:  # queries [n, heads, head_dim] -> [n, heads * head_dim]
+        """Heads that share keys are folded into the width, so that keys are read once and never repeated in memory. Nothing is
+        moved where rows have one token."""
+        parts = [self._attend(index, group, queries, keys, values, scaling) for index, group in enumerate(self._groups)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _mask(self, run: int, groups: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """[run's rows, 1, groups * width, context]: 0 where a token may look, minus infinity elsewhere. Made once per pass."""
-        first, last, _, context, plain = self._runs[run]
-        if plain:
+    def _attend(
+        self,
+        index: int,
+        group: Group,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        heads, dim = queries.shape[1:]
+        kv_heads = keys.shape[1]
+        rows, width, shared = len(group.lengths), group.width, heads // kv_heads
+        padding = self._paddings.get(index)
+        if padding is not None:
+            queries = queries.index_select(0, padding[0])
+        elif len(self._groups) > 1:
+            queries = queries.narrow(0, group.first, rows * width)
+        if width == 1:
+            folded = queries.view(rows, kv_heads, shared, dim)
+        else:
+            folded = queries.view(rows, width, kv_heads, shared, dim).permute(0, 2, 3, 1, 4)
+            folded = folded.reshape(rows, kv_heads, shared * width, dim)
+        out = F.scaled_dot_product_attention(
+            folded,
+            _cells_of(keys, group),
+            _cells_of(values, group),
+            attn_mask=self._mask(index, group, shared, queries.dtype),
+            scale=scaling,
+        )
+        if width > 1:
+            out = out.view(rows, kv_heads, shared, width, -1).permute(0, 3, 1, 2, 4)
+        out = out.reshape(rows * width, -1)
+        return out if padding is None else out.index_select(0, padding[1])
+
+    def _mask(self, index: int, group: Group, shared: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """[rows, 1, shared * width, context]: 0 where a token may look, minus infinity elsewhere. Made once per pass."""
+        if group.unmasked:
             return None
-        mask = self._masks.get((run, groups))
+        mask = self._masks.get((index, shared))
         if mask is None:
-            positions = self._positions[first:last]
-            hidden = self._arange[:context] > positions[:, None, None, :, None]  # [rows, 1, 1, width, context]
-            shape = (last - first, 1, groups, positions.shape[1], context)
+            rows, width = len(group.lengths), group.width
+            padding = self._paddings.get(index)
+            if padding is not None:
+                positions = self._positions.index_select(0, padding[0])
+            else:
+                positions = self._positions.narrow(0, group.first, rows * width)
+            hidden = self._arange[: group.context] > positions.view(rows, 1, 1, width, 1)
+            shape = (rows, 1, shared, width, group.context)
             mask = torch.zeros(shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
-            mask = self._masks[run, groups] = mask.view(last - first, 1, -1, context)
+            mask = self._masks[index, shared] = mask.view(rows, 1, -1, group.context)
         return mask
 
     def _allocate(self, states: torch.Tensor) -> torch.Tensor:
@@ -158,26 +181,21 @@ class KVSlots(Cache):  # type: ignore[misc]
         self._ever_written[slot] = 0
 
 
-def _pack(rectangle: Rectangle) -> npt.NDArray[np.int64]:
-    """tokens, positions, cells, slots and wanted, one after the other."""
-    parts = (rectangle.tokens, rectangle.positions, rectangle.cells, rectangle.slots, rectangle.wanted)
-    return np.concatenate([part.reshape(-1) for part in parts])
+def _cells_of(storage: torch.Tensor, group: Group) -> torch.Tensor:
+    """storage[slots of the group, :, :context] in one operation instead of two."""
+    _, heads, _, dim = storage.shape
+    strides = storage.stride()
+    first = storage.storage_offset() + group.slot * strides[0]
+    return storage.as_strided((len(group.lengths), heads, group.context, dim), strides, first)
 
 
-def _runs(rectangle: Rectangle) -> list[tuple[int, int, int, int, bool]]:
-    """Rows whose slots are neighbours: (first row, last row + 1, first slot, cells to read, no mask is needed)."""
-    slots, ends = rectangle.slots.tolist(), (rectangle.positions[:, -1] + 1).tolist()
-    single = rectangle.tokens.shape[1] == 1
-    runs = []
-    first = 0
-    for row in range(1, len(slots) + 1):
-        if row < len(slots) and slots[row] == slots[row - 1] + 1:
-            continue
-        context = rectangle.context if rectangle.fixed else max(ends[first:row])
-        plain = single and not rectangle.fixed and min(ends[first:row]) == context
-        runs.append((first, row, slots[first], context, plain))
-        first = row
-    return runs
+def _padding(group: Group) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Index into the pass that makes the group a rectangle, [rows * width], and the one that takes the padding out again."""
+    lengths = np.array(group.lengths)
+    first = group.first + np.cumsum(lengths) - lengths
+    columns = np.arange(group.width)
+    take = first[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    return take.reshape(-1), np.flatnonzero((columns < lengths[:, None]).reshape(-1))
 
 
 def attend(
@@ -196,4 +214,6 @@ def attend(
     if softcap is not None or s_aux is not None or position_bias is not None:
         raise NotImplementedError("attention with a soft cap, sinks or a position bias")
     kv: KVSlots = _active.kv
-    return kv.attention(query, key, value, scaling), None
+    rows, heads, width, _dim = query.shape
+    out = kv.attend(query.transpose(1, 2).reshape(rows * width, heads, -1), key, value, scaling)
+    return out.view(rows, width, heads, -1), None

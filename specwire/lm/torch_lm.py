@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.lm import compat
-from specwire.lm.feeds import Rectangle, SlotLengths, plan, plan_fixed
+from specwire.lm.feeds import Pass, SlotLengths, as_pass, pack, plan, plan_fixed
 from specwire.lm.fused import FusedBody, fuse
 from specwire.lm.kv_slots import KVSlots, attend
 from specwire.lm.linear import linear_maker, prepare_linears
@@ -22,6 +22,8 @@ from specwire.lm.port import Feed, ModelSpec
 # What a pass costs besides its tokens, in tokens: (time of one token) / (time of one more), see linear.py for two cores.
 _OVERHEAD = {("cpu", "float32"): 32, ("cpu", "bfloat16"): 4, ("cpu", "float16"): 14}
 _OVERHEAD_GPU = 256
+_ATTENTION_CALL = 10
+"""What a call of attention costs besides its queries, in queries, over all layers of a small model: measured on two cores."""
 
 
 class TorchModel:
@@ -83,30 +85,37 @@ class TorchModel:
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         self._lengths.check(feeds)
         self._lengths.begin(feeds)
-        if self._strict_width is None:
-            rectangles = plan(feeds, self.capacity, self._overhead)
-        else:
-            rectangles = plan_fixed(feeds, self.capacity, self._num_slots, self._strict_width)
+        passes = self._passes(feeds)
         num_rows = sum(feed.rows for feed in feeds)
         with torch.no_grad(), self._kv:
-            if len(rectangles) == 1 and num_rows:
-                scores = self._pass(rectangles[0])
+            if len(passes) == 1 and num_rows:
+                scores = self._pass(passes[0])
             else:
                 scores = torch.empty(num_rows, self._columns, device=self._device)
-                for rectangle in rectangles:
-                    part = self._pass(rectangle)
-                    if len(rectangle.wanted):
-                        scores[torch.from_numpy(rectangle.results).to(self._device)] = part
+                for each in passes:
+                    part = self._pass(each)
+                    if len(each.wanted):
+                        scores[torch.from_numpy(each.results).to(self._device)] = part
         self._lengths.end(feeds)
         return scores
 
-    def _pass(self, rectangle: Rectangle) -> torch.Tensor:  # -> [wanted, columns] float32
-        tokens, positions = self._kv.begin(rectangle)
-        if not len(rectangle.wanted):
-            self._states(tokens, positions)
+    def _passes(self, feeds: Sequence[Feed]) -> list[Pass]:
+        """In the order in which they must run."""
+        if self._strict_width is not None:
+            rectangles = plan_fixed(feeds, self.capacity, self._num_slots, self._strict_width)
+        elif isinstance(self._body, FusedBody):
+            return [pack(feeds, _ATTENTION_CALL)]
+        else:
+            rectangles = plan(feeds, self.capacity, self._overhead)
+        return [as_pass(rectangle, self.capacity) for rectangle in rectangles]
+
+    def _pass(self, forward: Pass) -> torch.Tensor:  # -> [wanted, columns] float32
+        tokens, positions = self._kv.begin(forward)
+        if not len(forward.wanted):
+            self._states(tokens, positions, forward.rows)
             return torch.empty(0, self._columns, device=self._device)
-        scores = self._scores(tokens, positions)
-        if rectangle.fixed:
+        scores = self._scores(tokens, positions, forward.rows)
+        if forward.fixed:
             scores = scores.index_select(0, self._kv.wanted)
         if scores.shape[1] > self._columns:
             scores = scores[:, : self._columns]
@@ -115,24 +124,24 @@ class TorchModel:
             scores.index_fill_(1, self._holes, float("-inf"))
         return scores
 
-    def _states(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+    def _states(self, tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> Any:
         """The layers alone."""
         if isinstance(self._body, FusedBody):
             return self._body(tokens, positions, self._kv)
-        return self._body(**self._arguments(tokens, positions))
+        return self._body(**self._arguments(tokens, positions, rows))
 
-    def _scores(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _scores(self, tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> torch.Tensor:
         """Layers and head. The head meets wanted rows only, see `_keep_wanted`."""
         if isinstance(self._body, FusedBody):
             scores: torch.Tensor = self._head(self._body(tokens, positions, self._kv))
         else:
-            scores = self._model(**self._arguments(tokens, positions)).logits
+            scores = self._model(**self._arguments(tokens, positions, rows)).logits
         return scores
 
-    def _arguments(self, tokens: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+    def _arguments(self, tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> dict[str, Any]:
         return {
-            "input_ids": tokens,
-            "position_ids": positions,
+            "input_ids": tokens.view(rows, -1),
+            "position_ids": positions.view(rows, -1),
             self._cache_argument: self._kv,
             "use_cache": True,
         }

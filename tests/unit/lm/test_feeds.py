@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.lm.feeds import Rectangle, SlotTable, plan, plan_fixed
+from specwire.lm.feeds import Group, Pass, Rectangle, SlotTable, as_pass, pack, plan, plan_fixed
 from specwire.lm.port import Feed
 
 CAPACITY, SLOTS = 40, 6
@@ -76,6 +76,64 @@ def test_fixed_rectangles_have_one_shape(feeds: list[Feed], width: int) -> None:
     assert {rectangle.tokens.shape for rectangle in rectangles} == {(SLOTS, width)}
     assert {rectangle.context for rectangle in rectangles} == {CAPACITY}
     assert all(rectangle.slots.tolist() == list(range(SLOTS)) for rectangle in rectangles)
+
+
+def check_groups(forward: Pass) -> None:
+    """Groups follow each other, and a row of one is the tokens of one slot up to its last."""
+    at = 0
+    for group in forward.groups:
+        assert group.first == at
+        for row, length in enumerate(group.lengths):
+            mine = slice(at, at + length)
+            assert set(forward.slots[mine].tolist()) == {group.slot + row}
+            assert forward.positions[mine].max() < group.context
+            if group.unmasked:
+                assert forward.positions[mine].tolist() == [group.context - 1]
+            at += length
+    assert at == len(forward.tokens)
+
+
+@given(batches(), st.integers(0, 60))
+def test_a_pass_holds_every_token_once_and_no_padding(feeds: list[Feed], call_cost: int) -> None:
+    """Each with its slot, position and cell; wanted rows in the order in which they were asked for."""
+    forward = pack(feeds, call_cost)
+
+    check_groups(forward)
+    keys = list(zip(forward.slots.tolist(), forward.positions.tolist(), strict=True))
+    assert keys == sorted((f.slot, f.start + i) for f in feeds for i in range(len(f.tokens)))
+    assert forward.tokens.tolist() == [100 * slot + position for slot, position in keys]
+    assert forward.cells.tolist() == forward.positions.tolist()
+    assert forward.tokens[forward.wanted].tolist() == [
+        t for f in feeds for t in list(f.tokens)[len(f.tokens) - f.rows :]
+    ]
+    assert forward.results.tolist() == list(range(len(forward.wanted)))
+    assert forward.written == tuple(sorted((f.slot, f.start, f.start + len(f.tokens)) for f in feeds))
+    padded = sum(call_cost + len(group.lengths) * group.width for group in forward.groups)
+    assert padded <= sum(call_cost + len(feed.tokens) for feed in feeds)  # never worse than a call for each row
+
+
+@given(batches(), st.integers(1, 9))
+def test_a_rectangle_as_a_pass_is_the_same_row_after_row(feeds: list[Feed], width: int) -> None:
+    """Padding included, which no group may write over a valid cell."""
+    for rectangle in (*plan(feeds, CAPACITY, 8), *plan_fixed(feeds, CAPACITY, SLOTS, width)):
+        forward = as_pass(rectangle, CAPACITY)
+
+        check_groups(forward)
+        assert forward.tokens.reshape(forward.rows, -1).tolist() == rectangle.tokens.tolist()
+        real = forward.cells < CAPACITY
+        cells = {(s, c) for s, c, r in zip(forward.slots, forward.cells, real, strict=True) if r}
+        assert cells == {(slot, cell) for slot, first, end in forward.written for cell in range(first, end)}
+
+
+def test_rows_of_unlike_length_attend_apart_where_padding_costs_more_than_a_call() -> None:
+    """Slots 0 and 1 are neighbours, as are 3 and 4."""
+    feeds = [Feed(0, 7, [1], 1), Feed(1, 5, [1, 2], 1), Feed(3, 7, [1], 1), Feed(4, 0, range(30), 1)]
+
+    assert pack(feeds, 10).groups == (
+        Group(0, (1, 2), 0, 8, unmasked=False),
+        Group(3, (1,), 3, 8, unmasked=True),
+        Group(4, (30,), 4, 30, unmasked=False),
+    )
 
 
 def test_a_prompt_chunk_is_not_padded_against_single_tokens() -> None:

@@ -54,17 +54,17 @@ def test_attention_of_another_kind_is_refused(config: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize("mistake", ["no mask", "stale cells", "attention raises"])
 def test_the_trial_notices_a_cache_that_is_misread(mistake: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeded mistakes: the model is refused at start instead of answering wrongly."""
-    write = KVSlots.write
+    write = KVSlots.write_both
 
-    def forget(self: KVSlots, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
-        return write(self, layer, keys * (layer > 0), values)
+    def forget(self: KVSlots, layer: int, states: torch.Tensor) -> Any:
+        return write(self, layer, states * (layer > 0))
 
     def fail(*_: Any) -> None:
         raise NotImplementedError("attention of another kind")
 
     target = {
         "no mask": ("_mask", lambda *_: None),
-        "stale cells": ("write", forget),
+        "stale cells": ("write_both", forget),
         "attention raises": ("_attend", fail),
     }
     monkeypatch.setattr(KVSlots, *target[mistake])
