@@ -23,6 +23,9 @@ is not mistaken for a slow machine."""
 _LARGEST_ERROR = 4.0
 """Observations further off than this factor count as this far off: one pause must not overturn the table."""
 
+_FADE = 0.99
+"""What an observation is worth a round later in which nothing was observed."""
+
 PRIOR = 0.6
 """Acceptance before anything was drafted."""
 _PRIOR_WEIGHT = 2.0
@@ -103,13 +106,19 @@ class StepTimes:
 class Average:
     """A moving average that starts at its first value and does not jump at a single pause."""
 
-    __slots__ = ("_gain", "known", "value")
+    __slots__ = ("_gain", "_since", "known", "value")
 
     def __init__(self, value: float = 0.0, gain: float = 0.1) -> None:
         self.value = value
         self.known = False
         """False while `value` is only a guess."""
         self._gain = gain
+        self._since = 0.0
+        """Rounds without an observation since the last one."""
+
+    def idle(self, rounds: float = 1.0) -> None:
+        """So many rounds went by without an observation: what is known says less of what is now."""
+        self._since += rounds
 
     def observe(self, value: float) -> None:
         """One more."""
@@ -117,7 +126,9 @@ class Average:
             self.value, self.known = value, True
         else:
             largest = _LARGEST_ERROR * self.value + 1000.0  # a millisecond, so that an average near zero can rise
-            self.value += self._gain * (min(value, largest) - self.value)
+            gain = 1.0 - (1.0 - self._gain) * _FADE**self._since
+            self.value += gain * (min(value, largest) - self.value)
+        self._since = 0.0
 
 
 class Acceptance:
@@ -139,7 +150,7 @@ class Acceptance:
         """A block was judged. Positions after the first refusal say nothing."""
         if self._since:
             # What was seen long ago weighs less, but never nothing: no evidence is no reason to expect better.
-            fade = 0.99**self._since
+            fade = _FADE**self._since
             for n, tries in enumerate(self.tries):
                 kept = max(fade, min(1.0, 4.0 / tries)) if tries > 0 else 1.0
                 self.tries[n] *= kept

@@ -2,7 +2,7 @@
 
 Law. Everything that reaches the engine comes through one inbox, in order; everything that leaves it goes to the event loop in
 one wake-up. Between two steps it takes all that waits. Only this thread touches the desk or the model. With nothing to do it
-blocks and uses no CPU.
+blocks and uses no CPU. Observers are told on the event loop, once the answers have gone out: what they do would hold those up.
 
 A step that raises fails its own tasks and nobody else's: they are answered with a Failure, their sessions dropped, their slots
 freed, and the engine goes on. `trouble` tells when a step takes too long or several failed in a row, since then the process
@@ -18,6 +18,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from specwire.law.tasks import Failure, StepTiming
 from specwire.spans import wall_offset_ns
@@ -33,6 +34,9 @@ FAILURES_IN_A_ROW = 3
 """Failed steps after which the worker says it is not well ..."""
 FAILURE_MEMORY_S = 10.0
 """... for so long, since nobody would find out that it recovered if nobody tried."""
+
+MAX_NOTES = 64
+"""What observers have not been told of while nothing was sent."""
 
 Command = Callable[[Desk, int], None]
 """Something to do to the desk between two steps, with the stamp at which it is done."""
@@ -65,6 +69,8 @@ class Engine:
         self._free_since_ns = 0
         self._wall_offset_ns = wall_offset_ns()
         self._counts = (0, 0)
+        self._notes: list[Callable[[], None]] = []
+        """What observers have not been told yet."""
         self._idle_calls: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -138,7 +144,7 @@ class Engine:
         now = now_ns()
         desk.expire(now)
         plan = desk.plan(self._free_since_ns, now)
-        self._post(desk)
+        self._post(desk, tell=not plan.parts)
         if plan.parts:
             self._step(desk, stepper, plan.parts)
             self._free_since_ns = now_ns()
@@ -200,7 +206,6 @@ class Engine:
         else:
             desk.fail(parts, failure, timing, ended)
         self._busy_since_ns = None
-        self._post(desk)
         record = StepRecord(
             timing=timing,
             began_wall_ns=began_wall,
@@ -208,23 +213,33 @@ class Engine:
             tasks=task_records(parts, result, failure),
             failed=failure is not None,
         )
-        self._observers.step_done(record)
+        self._notes.append(partial(self._observers.step_done, record))
+        self._post(desk, tell=False)
 
-    def _post(self, desk: Desk) -> None:
+    def _post(self, desk: Desk, *, tell: bool) -> None:
+        """Hands over what there is to send. Observers hear of it all at the next time something is sent, or now: `tell`."""
         out, answered = desk.take_out()
-        if out:
-            try:
-                self._loop.call_soon_threadsafe(_hand_over, out)
-            except RuntimeError:
-                log.debug("the event loop is closed; %d deliveries are lost with it", len(out))
-        for answer in answered:
-            self._observers.task_done(answer)
+        notes = self._notes
+        notes += [partial(self._observers.task_done, answer) for answer in answered]
         counts = (len(desk.table), desk.table.waiting())
         if counts != self._counts:
             self._counts = counts
-            self._observers.session_count(*counts)
+            notes.append(partial(self._observers.session_count, *counts))
+        if out or (notes and (tell or len(notes) > MAX_NOTES)):
+            self._notes = []
+            try:
+                self._loop.call_soon_threadsafe(_hand_over, self._loop, out, notes)
+            except RuntimeError:
+                log.debug("the event loop is closed; %d deliveries are lost with it", len(out))
 
 
-def _hand_over(out: list[Delivery]) -> None:
+def _hand_over(loop: asyncio.AbstractEventLoop, out: list[Delivery], notes: list[Callable[[], None]]) -> None:
     for delivery in out:
         delivery.stream.deliver(delivery)
+    if notes:
+        loop.call_soon(_tell, notes)  # after those who write what was delivered
+
+
+def _tell(notes: list[Callable[[], None]]) -> None:
+    for note in notes:
+        note()

@@ -1,7 +1,7 @@
 """What the engine tells those who watch: one record a step, one a refused or repeated task.
 
-Law. Observers are called by the engine thread, after the answers have been handed over. An observer that raises is logged once
-and never asked again; it cannot hurt a step.
+Law. Observers are called on the event loop, in the order of events, after the answers have been handed over. An observer that
+raises is logged once and never asked again; it cannot hurt a step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StepRecord:
 
 
 class Observer(Protocol):
-    """Watches an engine. Called by the engine thread; must not block."""
+    """Watches an engine. Called on the event loop; must not block."""
 
     def step_done(self, record: StepRecord) -> None:
         """A step ended, well or not."""

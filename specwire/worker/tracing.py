@@ -46,7 +46,7 @@ class _OpenTask:
 
 
 class WorkerTracing:
-    """An Observer of the engine that writes spans. Used by the engine thread only."""
+    """An Observer of the engine that writes spans. Lives on the event loop."""
 
     def __init__(self, role: str, worker: str, spans: SpanSink) -> None:
         self._compute, self._step = names.COMPUTE[role], names.STEP[role]

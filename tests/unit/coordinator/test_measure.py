@@ -88,6 +88,17 @@ def test_average_starts_at_its_first_value_and_follows() -> None:
     assert average.value > 15_000.0
 
 
+@pytest.mark.parametrize(("rounds", "expected"), [(0, 11.0), (100, 68.06), (1_000, 101.0)])
+def test_what_was_measured_long_ago_gives_way_to_what_is_new(rounds: int, expected: float) -> None:
+    """A draft measured under load would be shunned for its times of then."""
+    average = Average()
+    average.observe(1.0)
+    average.idle(rounds)
+    average.observe(101.0)
+
+    assert average.value == pytest.approx(expected, abs=1e-2)
+
+
 def test_positions_after_a_refusal_say_nothing() -> None:
     """a_i counts only where all before it were accepted."""
     acceptance = Acceptance(memory=1.0)

@@ -202,6 +202,24 @@ def test_a_link_that_gets_better_is_noticed() -> None:
     assert sum(k > 0 for k in replay.lengths[-60:]) > 50
 
 
+def test_a_draft_that_was_slow_under_load_is_taken_up_when_it_is_alone() -> None:
+    """Two cores that serve eight requests leave little to the draft; one request leaves it a core."""
+    plain = []
+    for seed in (12, 13, 14):
+        crowd = World(acceptance=lambda position: 0.6, draft_us=19_000, shape=STEEP, sessions=8)
+        replay = Replay(crowd, seed)
+        for _ in range(8):
+            replay.request(200)
+        assert sum(k > 0 for k in replay.lengths[-100:]) < 10
+        crowd.sessions, crowd.draft_us = 1, 4_500
+        begin = len(replay.lengths)
+        for _ in range(3):
+            replay.request(200)
+        plain.append(sum(k == 0 for k in replay.lengths[begin:]))
+
+    assert sum(plain) < 120  # of 1,164; 204 if old times weighed as much as new ones
+
+
 def test_a_new_request_begins_with_what_others_learnt() -> None:
     """The service's curve is a request's first guess, at once."""
     replay = Replay(World(acceptance=lambda position: 0.9), seed=10)
