@@ -22,6 +22,8 @@ _FIRST_ALLOWANCE = 4.0
 """Plain rounds that a new service may spend on finding out."""
 _SERVICE_MEMORY = 0.995
 """200 rounds count for the service."""
+_FEW_TO_READ = 16
+"""Tokens that a pass takes along with the first it proposes. After more, a prompt for instance, a block's time is not its own."""
 _UNMEASURED_DRAFT = 0.15
 """Draft time per token, in target steps, before anything is known."""
 
@@ -90,10 +92,10 @@ class ServiceCurves:
             return 0.25 * (num_tokens + 1)
         return (num_tokens * self.draft_us(self.sessions) + self.draft_link.value) / 1e6
 
-    def observe_draft(self, asked: int, drafted: int, way: Passage) -> None:
-        """A block came. Microseconds."""
+    def observe_draft(self, read: int, drafted: int, way: Passage) -> None:
+        """A block came, for which the draft read so many tokens first. Microseconds."""
         self.draft_link.observe(way.total_us - way.compute_us)
-        if drafted > 0:
+        if drafted > 0 and read <= _FEW_TO_READ:
             share = self.draft_steps.at(self.sessions) / self.draft_steps.at(1)
             self.draft_token.observe(way.compute_us / drafted / share)
 
