@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy import placement, processes, ray_head, ready
 from deploy.actor import Hosted
-from deploy.configs import WILDCARDS, environment
+from deploy.configs import WILDCARDS, environment, telemetry_environment
 from deploy.placement import Node
 from deploy.ready import StartError
 from deploy.state import Running, StateError, StateFolder
@@ -188,7 +188,9 @@ def _start_actors(
                 num_gpus=part.num_gpus,
                 resources=part.resources or None,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
-                runtime_env={"env_vars": environment(part) | processes.import_path()},
+                runtime_env={
+                    "env_vars": telemetry_environment(os.environ) | environment(part) | processes.import_path()
+                },
             )
             .remote(module, kind, config, str(folder.log(name)) if running.ray.started else None)
         )

@@ -112,6 +112,12 @@ def visible_gpus(topology: Topology) -> dict[str, str]:
     return seen
 
 
+def telemetry_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a Ray that runs already cannot know of the caller's environment: where spans go, and how. Without the headers, which
+    hold secrets, since Ray shows an actor's environment to whoever asks."""
+    return {key: value for key, value in environ.items() if key.startswith("OTEL_") and "HEADERS" not in key}
+
+
 def environment(part: Placed, gpus: str | None = None) -> dict[str, str]:
     """Environment of one service."""
     found = {**SHARED_CORES, "PYTHONUNBUFFERED": "1"}

@@ -140,7 +140,8 @@ def test_a_ray_that_runs_is_joined_and_left_running(fresh: Service, tmp_path: Pa
     address, files, process = json.loads(told.stdout)
     head = Head(address, Path(files), Process(*process))
     try:
-        fresh.variables = ray_head.environment(other) | {"RAY_ADDRESS": head.address}
+        spans = {"OTEL_TRACES_EXPORTER": "none", "OTEL_SERVICE_NAME": "mine"}
+        fresh.variables = ray_head.environment(other) | {"RAY_ADDRESS": head.address} | spans
         path = tmp_path / "t.yaml"
         path.write_text(TOPOLOGY.replace("ray: {address: local}", ""))
         started = fresh.command("up", str(path), "--timeout", PATIENCE)
@@ -148,6 +149,7 @@ def test_a_ray_that_runs_is_joined_and_left_running(fresh: Service, tmp_path: Pa
         refused = rival.command("up", str(path), "--timeout", PATIENCE)
         said = fresh.command("generate", "1,2,3", "--ids", "--max-tokens", "5")
         actors = json.loads(fresh.command("status", "--actors", "--json").stdout)["actors"]
+        environs = [psutil.Process(fresh.pid(name)).environ() for name in ("coordinator", "target-0", "draft-0")]
         stopped = fresh.command("down", "--grace", "2")
 
         assert (0, 2, 0, 0) == (started.returncode, refused.returncode, said.returncode, stopped.returncode), (
@@ -157,6 +159,7 @@ def test_a_ray_that_runs_is_joined_and_left_running(fresh: Service, tmp_path: Pa
         assert [("coordinator", "alive"), ("target-0", "alive"), ("draft-0", "alive")] == [
             (actor["name"], actor["state"]) for actor in actors
         ]
+        assert [spans] * 3 == [{key: found.get(key) for key in spans} for found in environs]
         assert (True, None) == (head.process.alive, fresh.folder.read())
     finally:
         ray_head.stop(head.process, head.folder)

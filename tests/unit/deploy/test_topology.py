@@ -208,6 +208,14 @@ def test_threads_that_wait_sleep() -> None:
     assert expected == configs.environment(found.target)
 
 
+def test_a_running_ray_is_told_where_spans_go_but_no_secret() -> None:
+    """Ray shows an actor's environment on its dashboard and in its logs."""
+    named = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317", "OTEL_SERVICE_NAME": "mine"}
+    secret = {"OTEL_EXPORTER_OTLP_HEADERS": "key=1", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=2", "HOME": "/root"}
+
+    assert named == configs.telemetry_environment({**named, **secret})
+
+
 def test_services_start_in_order_and_are_counted() -> None:
     """The coordinator first, then the target, then every draft by number."""
     found: Topology = topology.parse({**TABLE, "draft": {"model": "table", "count": 2}})
