@@ -28,8 +28,6 @@ class RoundNotes:
     """When its first task for the target was ready to be sent; 0: not yet."""
     source: str = "none"
     drafted: int = 0
-    draft_read: int = 0
-    """Tokens that the draft had to read before it could propose."""
     draft: Passage | None = None
     target: Passage | None = None
     """Of all its tasks: a long text takes several."""

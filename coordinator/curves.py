@@ -22,8 +22,6 @@ _FIRST_ALLOWANCE = 4.0
 """Plain rounds that a new service may spend on finding out."""
 _SERVICE_MEMORY = 0.995
 """200 rounds count for the service."""
-_FEW_TO_READ = 16
-"""Tokens that a pass takes along with the first it proposes. After more, a prompt for instance, a block's time is not its own."""
 _UNMEASURED_DRAFT = 0.15
 """Draft time per token, in target steps, before anything is known."""
 
@@ -92,10 +90,10 @@ class ServiceCurves:
             return 0.25 * (num_tokens + 1)
         return (num_tokens * self.draft_us(self.sessions) + self.draft_link.value) / 1e6
 
-    def observe_draft(self, read: int, drafted: int, way: Passage) -> None:
-        """A block came, for which the draft read so many tokens first. Microseconds."""
+    def observe_draft(self, drafted: int, way: Passage) -> None:
+        """A block came. Few tokens were read for it (`ledger.WARM_TOKENS`), so its time is that of proposing. Microseconds."""
         self.draft_link.observe(way.total_us - way.compute_us)
-        if drafted > 0 and read <= _FEW_TO_READ:
+        if drafted > 0:
             share = self.draft_steps.at(self.sessions) / self.draft_steps.at(1)
             self.draft_token.observe(way.compute_us / drafted / share)
 

@@ -27,8 +27,9 @@ from specwire.law.values import EMPTY_BLOCK, Block, Opening, Source, Verdict
 
 MAX_TROUBLES = 8
 """Refusals and failures of the target within one round, before the request fails."""
-WARM_TOKENS = 64
-"""A draft further behind than this is brought up to date beside plain decoding, so that nobody waits for its prompt."""
+WARM_TOKENS = 16
+"""A draft further behind than this is brought up to date beside what the target does, so that nobody waits for it to read. So few
+go along with the first token it proposes, at no cost that shows."""
 
 
 class Role(enum.Enum):

@@ -23,6 +23,8 @@ is not mistaken for a slow machine."""
 _LARGEST_ERROR = 4.0
 """Observations further off than this factor count as this far off: one pause must not overturn the table."""
 
+_LARGEST_GAIN = 0.5
+"""Share of an error that one observation takes away, though all others are old."""
 _FADE = 0.99
 """What an observation is worth a round later in which nothing was observed."""
 
@@ -104,7 +106,7 @@ class StepTimes:
 
 
 class Average:
-    """A moving average that starts at its first value and does not jump at a single pause."""
+    """A moving average that starts at its first value and does not follow a single pause all the way, however old the rest is."""
 
     __slots__ = ("_gain", "_since", "known", "value")
 
@@ -126,7 +128,7 @@ class Average:
             self.value, self.known = value, True
         else:
             largest = _LARGEST_ERROR * self.value + 1000.0  # a millisecond, so that an average near zero can rise
-            gain = 1.0 - (1.0 - self._gain) * _FADE**self._since
+            gain = min(_LARGEST_GAIN, 1.0 - (1.0 - self._gain) * _FADE**self._since)
             self.value += gain * (min(value, largest) - self.value)
         self._since = 0.0
 

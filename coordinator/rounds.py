@@ -207,7 +207,6 @@ class Rounds:
             notes.target_ready_ns = notes.target_ready_ns or journey.ready_ns
         elif isinstance(task, ProposeTask) and task.num_tokens:
             notes.draft_ready_ns = notes.draft_ready_ns or journey.ready_ns
-            notes.draft_read = max(notes.draft_read, len(task.append))
         if link is not None and link.up:
             link.send(task)
         else:
@@ -243,7 +242,7 @@ class Rounds:
             self.cancel_timer(session)
             if isinstance(answer.result, Block):
                 self._roster.was_prompt(link.name)
-                self.curves.observe_draft(session.clock.round.draft_read, len(answer.result), way)
+                self.curves.observe_draft(len(answer.result), way)
                 self._observer.drafted(session, way, len(answer.result))
             else:
                 self._roster.was_late(

@@ -7,7 +7,7 @@ costs no computing either; `close` returns in time whatever happens. One warning
 The standard OTEL variables decide endpoint, headers, sampler, resource and queue. The sampler is asked once per request and
 once per task at a worker, not for every span below: a ratio is decided by the trace id, so it would say the same. Spans are
 built as values when they are over (`ReadableSpan`) rather than started and ended: by 12 attributes 10 us instead of 180 us
-each (opentelemetry-sdk 1.45, one core of a shared x86 server), and the engine thread pays for it.
+each (opentelemetry-sdk 1.45, one core of a shared x86 server), and the event loop pays for it.
 """
 
 from __future__ import annotations

@@ -209,9 +209,9 @@ def pack(feeds: Sequence[Feed], call_cost: int) -> Pass:
     written = tuple((piece.slot, piece.start, piece.start + len(piece.tokens)) for piece in pieces)
     groups = []
     for first, last in _neighbours([piece.slot for piece in pieces]):
-        cuts = [0, last - first]
-        if len(set(lengths[first:last])) > 1:
-            cuts = _cheapest_cuts(lengths[first:last], call_cost)
+        cuts, widths = [0, last - first], lengths[first:last]
+        if len(widths) * max(widths) - sum(widths) > call_cost:
+            cuts = _cheapest_cuts(widths, call_cost)
         for a, b in itertools.pairwise(cut + first for cut in cuts):
             contexts = [end for _, _, end in written[a:b]]
             groups.append(

@@ -36,26 +36,30 @@ _BODIES = {
 class _Norm:
     """x / sqrt(mean(x^2) + eps) * weight (RMSNorm, arXiv:1910.07467)."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight, self._eps = weight, eps
+    def __init__(self, weight: torch.Tensor, eps: float, strict: bool) -> None:
+        """`strict`: a row's result does not depend on its place, to the last bit."""
+        self._weight, self._eps, self._strict = weight, eps, strict
         size = weight.numel()
         # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size): few and small operations, a third of rms_norm's time
         self._scaled = (
             weight * math.sqrt(size) if weight.dtype is torch.float32 and weight.device.type == "cpu" else None
         )
-        self._least = torch.tensor(math.sqrt(size * eps))
+        self._least = size * eps
+        self._least_root = torch.tensor(math.sqrt(self._least))
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         if self._scaled is None:
             return F.rms_norm(states, self._weight.shape, self._weight, self._eps)
         norms = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        return torch.div(states, torch.hypot(norms, self._least)).mul_(self._scaled)
+        # hypot rounds otherwise in rows that fill no whole vector of the CPU; these three round alike everywhere
+        lengths = norms.square_().add_(self._least).sqrt_() if self._strict else norms.hypot_(self._least_root)
+        return torch.div(states, lengths).mul_(self._scaled)
 
 
 class _Layer(nn.Module):
     """One decoder layer over [tokens, hidden]."""
 
-    def __init__(self, make: Maker | None, layer: Any) -> None:
+    def __init__(self, make: Maker | None, layer: Any, strict: bool) -> None:
         super().__init__()
         attention = layer.self_attn
         self.index: int = attention.layer_idx
@@ -66,10 +70,10 @@ class _Layer(nn.Module):
         self.qkv = make_linear(make, attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = make_linear(make, attention.o_proj)
         self.mlp = GatedMLP(make, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
-        self.before_attention = _norm(layer.input_layernorm)
-        self.before_mlp = _norm(layer.post_attention_layernorm)
-        self.query_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
-        self.key_norm = _norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        self.before_attention = _norm(layer.input_layernorm, strict)
+        self.before_mlp = _norm(layer.post_attention_layernorm, strict)
+        self.query_norm = _norm(attention.q_norm, strict) if hasattr(attention, "q_norm") else None
+        self.key_norm = _norm(attention.k_norm, strict) if hasattr(attention, "k_norm") else None
 
     def forward(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv: KVSlots) -> torch.Tensor:
         """`states` [tokens, hidden]; `cos`, `sin` [tokens, 1, head_dim], the first half of `sin` negated."""
@@ -89,7 +93,7 @@ class _Layer(nn.Module):
 class FusedBody(nn.Module):
     """Stands in for `LlamaModel` and its like: tokens to hidden states, through our cache."""
 
-    def __init__(self, make: Maker | None, body: Any, capacity: int) -> None:
+    def __init__(self, make: Maker | None, body: Any, capacity: int, strict: bool) -> None:
         super().__init__()
         self.embed_tokens = body.embed_tokens
         # One table serves every pass: kinds that change with the length of the text are refused (`hf_model.check_supported`).
@@ -100,9 +104,9 @@ class FusedBody(nn.Module):
         self._sin = torch.cat((-sin[..., :half], sin[..., half:]), -1).reshape(capacity, 1, -1)
         self.layers = nn.ModuleList()
         for index, layer in enumerate(body.layers):
-            self.layers.append(_Layer(make, layer))
+            self.layers.append(_Layer(make, layer, strict))
             body.layers[index] = nn.Identity()  # its weights go now, so that memory holds one layer twice, not all
-        self.norm = _norm(body.norm)
+        self.norm = _norm(body.norm, strict)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, kv: KVSlots) -> torch.Tensor:
         """[tokens] each -> [tokens, hidden]."""
@@ -114,13 +118,13 @@ class FusedBody(nn.Module):
         return result
 
 
-def fuse(model: PreTrainedModel, make: Maker | None, capacity: int) -> None:
+def fuse(model: PreTrainedModel, make: Maker | None, capacity: int, strict: bool) -> None:
     """Replaces the model's body by a `FusedBody` where its architecture is known; takes its weights over.
-    `make`: see `linear_maker`. `capacity`: positions there will ever be."""
+    `make`: see `linear_maker`. `capacity`: positions there will ever be. `strict`: no row's result may depend on others."""
     body = getattr(model, model.base_model_prefix)
     if _is_known(body):
         with torch.inference_mode():
-            setattr(model, model.base_model_prefix, FusedBody(make, body, capacity))
+            setattr(model, model.base_model_prefix, FusedBody(make, body, capacity, strict))
 
 
 def _is_known(body: Any) -> bool:
@@ -147,5 +151,5 @@ def _is_plain(layer: Any, norm_class: type[nn.Module]) -> bool:
     )
 
 
-def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight.detach(), module.variance_epsilon)
+def _norm(module: Any, strict: bool) -> _Norm:
+    return _Norm(module.weight.detach(), module.variance_epsilon, strict)

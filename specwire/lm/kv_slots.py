@@ -1,9 +1,10 @@
 """A batched, ragged key-value cache that can be cut back, for any full-attention model of transformers.
 
-Law. Per layer there is one tensor of keys and one of values, [slots, kv_heads, capacity + 1, head_dim]. A pass writes each
-token's keys and values to its cell, and a token attends to cells 0 .. position of its own slot. What lies beyond a row's
-position is never seen, so cutting back is writing at a smaller position. The spare cell at the end takes padding (see
-`feeds.py`). Nothing of the size of a slot is allocated or copied in a pass: neighbouring slots are read as one view.
+Law. Per layer there is one tensor of keys and one of values, [slots, kv_heads, capacity + 1, head_dim], or one that holds both
+side by side. A pass writes each token's keys and values to its cell, and a token attends to cells 0 .. position of its own
+slot. What lies beyond a row's position is never seen, so cutting back is writing at a smaller position. The spare cell at the
+end takes padding (see `feeds.py`). Nothing of the size of a slot is allocated or copied in a pass: neighbouring slots are read
+as one view.
 
 A slot is wiped when a sequence starts in it: an old not-a-number would survive masking, since zero times it is not zero.
 """
@@ -114,7 +115,7 @@ class KVSlots(Cache):  # type: ignore[misc]
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:  # queries [n, heads, head_dim] -> [n, heads * head_dim]
         """Heads that share keys are folded into the width, so that keys are read once and never repeated in memory. Nothing is
-        moved where rows have one token."""
+        moved where all rows have one token and neighbouring slots."""
         parts = [self._attend(index, group, queries, keys, values, scaling) for index, group in enumerate(self._groups)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -22,8 +22,9 @@ from specwire.lm.port import Feed, ModelSpec
 # What a pass costs besides its tokens, in tokens: (time of one token) / (time of one more), see linear.py for two cores.
 _OVERHEAD = {("cpu", "float32"): 32, ("cpu", "bfloat16"): 4, ("cpu", "float16"): 14}
 _OVERHEAD_GPU = 256
-_ATTENTION_CALL = 10
-"""What a call of attention costs besides its queries, in queries, over all layers of a small model: measured on two cores."""
+_ATTENTION_CALL = {"cpu": 10, "cuda": 256}
+"""What a call of attention costs besides its queries, in queries. Measured over all layers of a 135M model on two cores; on a GPU
+a launch is worth hundreds."""
 
 
 class TorchModel:
@@ -57,7 +58,7 @@ class TorchModel:
         make = linear_maker(model.dtype, self._device, half_weights, aligned=strict_width is not None)
         _trim_head(model, self._columns)
         if fused:
-            fuse(model, make, spec.max_context)
+            fuse(model, make, spec.max_context, strict=strict_width is not None)
         prepare_linears(model, make)
         compat.use_attention(model, "specwire_slots", attend)
         self._head = model.get_output_embeddings()
@@ -104,7 +105,7 @@ class TorchModel:
         if self._strict_width is not None:
             rectangles = plan_fixed(feeds, self.capacity, self._num_slots, self._strict_width)
         elif isinstance(self._body, FusedBody):
-            return [pack(feeds, _ATTENTION_CALL)]
+            return [pack(feeds, _ATTENTION_CALL[self._device.type])]
         else:
             rectangles = plan(feeds, self.capacity, self._overhead)
         return [as_pass(rectangle, self.capacity) for rectangle in rectangles]
@@ -147,7 +148,7 @@ class TorchModel:
         }
 
     def _keep_wanted(self, _: torch.nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
-        """Runs before the head: [rows, width, hidden] -> [wanted, hidden], so that only wanted rows meet the vocabulary."""
+        """Runs before the head: [..., hidden] -> [wanted, hidden], so that only wanted rows meet the vocabulary."""
         hidden = arguments[0]
         hidden = hidden.reshape(-1, hidden.shape[-1])
         # under `strict` the head sees every row, as its shape must not depend on how many are wanted

@@ -2,7 +2,7 @@
 
 Law. Everything that reaches the engine comes through one inbox, in order; everything that leaves it goes to the event loop in
 one wake-up. Between two steps it takes all that waits. Only this thread touches the desk or the model. With nothing to do it
-blocks and uses no CPU. Observers are told on the event loop, once the answers have gone out: what they do would hold those up.
+blocks and uses no CPU. Observers are told on the event loop, behind the writers of the answers: what they do would hold those up.
 
 A step that raises fails its own tasks and nobody else's: they are answered with a Failure, their sessions dropped, their slots
 freed, and the engine goes on. `trouble` tells when a step takes too long or several failed in a row, since then the process
@@ -35,8 +35,9 @@ FAILURES_IN_A_ROW = 3
 FAILURE_MEMORY_S = 10.0
 """... for so long, since nobody would find out that it recovered if nobody tried."""
 
-MAX_NOTES = 64
-"""What observers have not been told of while nothing was sent."""
+NOTES_WAIT_NS = 100_000_000
+"""Observers hear of what happened with the next answers, or this long afterwards: a wake-up of the loop for each token of a block
+would take the interpreter from the step that makes the next one."""
 
 Command = Callable[[Desk, int], None]
 """Something to do to the desk between two steps, with the stamp at which it is done."""
@@ -71,6 +72,8 @@ class Engine:
         self._counts = (0, 0)
         self._notes: list[Callable[[], None]] = []
         """What observers have not been told yet."""
+        self._noted_ns = 0
+        """Stamp of the oldest of them."""
         self._idle_calls: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -138,6 +141,7 @@ class Engine:
                 log.exception("the engine's bookkeeping failed; every session is dropped")
                 desk.reset(Failure("internal error"))
                 timeout = 0.0
+        self._post(desk, tell=True)
 
     def _turn(self, desk: Desk, stepper: Stepper) -> float | None:
         """One round of the loop. Returns how long to wait for the next command; None: for ever."""
@@ -217,20 +221,22 @@ class Engine:
         self._post(desk, tell=False)
 
     def _post(self, desk: Desk, *, tell: bool) -> None:
-        """Hands over what there is to send. Observers hear of it all at the next time something is sent, or now: `tell`."""
+        """Hands over what there is to send. Observers hear of it when something is sent, soon, or now: `tell`."""
         out, answered = desk.take_out()
-        notes = self._notes
+        notes, now = self._notes, now_ns()
         notes += [partial(self._observers.task_done, answer) for answer in answered]
         counts = (len(desk.table), desk.table.waiting())
         if counts != self._counts:
             self._counts = counts
             notes.append(partial(self._observers.session_count, *counts))
-        if out or (notes and (tell or len(notes) > MAX_NOTES)):
-            self._notes = []
+        if not (out or notes):
+            self._noted_ns = now
+        elif out or tell or now - self._noted_ns > NOTES_WAIT_NS:
+            self._notes, self._noted_ns = [], now
             try:
                 self._loop.call_soon_threadsafe(_hand_over, self._loop, out, notes)
             except RuntimeError:
-                log.debug("the event loop is closed; %d deliveries are lost with it", len(out))
+                log.debug("the event loop is closed; %d deliveries and %d notes are lost", len(out), len(notes))
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, out: list[Delivery], notes: list[Callable[[], None]]) -> None:

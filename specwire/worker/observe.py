@@ -1,6 +1,6 @@
 """What the engine tells those who watch: one record a step, one a refused or repeated task.
 
-Law. Observers are called on the event loop, in the order of events, after the answers have been handed over. An observer that
+Law. Observers are called on the event loop, in the order of events, behind the writers of the answers. An observer that
 raises is logged once and never asked again; it cannot hurt a step.
 """
 

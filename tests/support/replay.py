@@ -129,7 +129,7 @@ class Replay:
         draft_way = None
         if source is Source.DRAFT_MODEL:
             draft_way = way(k * world.draft_us * self._jitter(), world.draft_link_us * self._jitter())
-            self.curves.observe_draft(1, k, draft_way)
+            self.curves.observe_draft(k, draft_way)
         self._step += 1
         step = StepTiming(compute_us=round(verify), rows=rows, sessions=world.sessions, step=self._step)
         self.curves.observe_verify(step, target_way)

@@ -259,23 +259,12 @@ def test_prompt_rows_do_not_count_as_step_time() -> None:
     assert once == curves.plain_us(1) > before
 
 
-def test_a_prompt_read_before_a_block_does_not_count_as_drafting() -> None:
-    """A draft that reads sixty tokens first is not slow at proposing; the few of a usual round go along with the first token."""
-    curves = taught(DRAFT, 4, 2)
-    before = curves.draft_us(1)
-    curves.observe_draft(60, 2, way(90_000, 3_000))
-
-    assert before == curves.draft_us(1)
-    curves.observe_draft(9, 2, way(90_000, 3_000))
-    assert curves.draft_us(1) > before
-
-
 def test_an_empty_block_of_a_draft_teaches_no_acceptance() -> None:
     """A draft that returned nothing was neither right nor wrong."""
     curves = taught(DRAFT, 4, 2)
     window = curves.request(None, 8)
     window.plan(room())
-    curves.observe_draft(1, 0, way(0, 3_000))
+    curves.observe_draft(0, way(0, 3_000))
     before = curves.recent_acceptance()
     window.observe(NONE, 0, 0, None, way(38_000, 1_000))
 
@@ -294,7 +283,7 @@ def test_nothing_known_still_plans() -> None:
 def test_draft_seconds_follow_the_measurements() -> None:
     """k*d + r_d, in seconds."""
     curves = taught(DRAFT, 4, 2)
-    curves.observe_draft(1, 4, way(20_000, 3_000))
+    curves.observe_draft(4, way(20_000, 3_000))
 
     assert curves.draft_seconds(8) == pytest.approx(0.043)
 

@@ -51,25 +51,30 @@ def test_attention_of_another_kind_is_refused(config: Any, tmp_path: Path) -> No
     refuse(tmp_path, "model", "does not support an attention implementation|soft cap", max_context=64)
 
 
-@pytest.mark.parametrize("mistake", ["no mask", "stale cells", "attention raises"])
+@pytest.mark.parametrize("mistake", ["no mask", "stale cells", "stale cells of other layers", "attention raises"])
 def test_the_trial_notices_a_cache_that_is_misread(mistake: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeded mistakes: the model is refused at start instead of answering wrongly."""
-    write = KVSlots.write_both
+    write, write_both = KVSlots.write, KVSlots.write_both
 
-    def forget(self: KVSlots, layer: int, states: torch.Tensor) -> Any:
-        return write(self, layer, states * (layer > 0))
+    def forget(self: KVSlots, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
+        return write(self, layer, keys * (layer > 0), values)
+
+    def forget_both(self: KVSlots, layer: int, states: torch.Tensor) -> Any:
+        return write_both(self, layer, states * (layer > 0))
 
     def fail(*_: Any) -> None:
         raise NotImplementedError("attention of another kind")
 
     target = {
         "no mask": ("_mask", lambda *_: None),
-        "stale cells": ("write_both", forget),
+        "stale cells": ("write_both", forget_both),
+        "stale cells of other layers": ("write", forget),
         "attention raises": ("_attend", fail),
     }
     monkeypatch.setattr(KVSlots, *target[mistake])
 
-    refuse(llama, "model", "attention of another kind" if mistake == "attention raises" else "can be cut back")
+    said = "attention of another kind" if mistake == "attention raises" else "can be cut back"
+    refuse(llama, "model", said, fused=not mistake.endswith("other layers"))
 
 
 def test_a_window_as_long_as_the_context_is_no_window(tmp_path: Path) -> None:

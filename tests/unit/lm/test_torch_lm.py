@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from specwire.lm import torch_lm
 from specwire.lm.fused import FusedBody, _Norm
 from specwire.lm.port import Feed
 from specwire.lm.torch_lm import TorchModel
@@ -63,7 +64,7 @@ def test_fused_layers_are_transformers_layers(kind: str, load: Load) -> None:
     feeds = [Feed(0, 0, PROMPT, 3), Feed(1, 0, PROMPT[:5], 5), Feed(3, 0, PROMPT[2:4], 1)]
     blocks = [Feed(0, 9, PROMPT[:4], 4), Feed(1, 5, [8], 1), Feed(3, 1, PROMPT[:3], 3)]
 
-    assert isinstance(fused._body, FusedBody) == (kind in ("llama", "llama_tied", "qwen2", "qwen3", "mistral"))
+    assert isinstance(fused._body, FusedBody) == (kind not in ("granite", "gpt2"))
     assert not isinstance(plain._body, FusedBody)
     for batch in (feeds, blocks):
         torch.testing.assert_close(fused.forward(batch), plain.forward(batch), rtol=1e-4, atol=1e-4)
@@ -78,7 +79,17 @@ def test_the_norm_is_that_of_torch(dtype: torch.dtype) -> None:
     )
     weight = torch.randn(48, generator=generator).to(dtype)
 
-    torch.testing.assert_close(_Norm(weight, 1e-5)(states), torch.nn.functional.rms_norm(states, (48,), weight, 1e-5))
+    expected = torch.nn.functional.rms_norm(states, (48,), weight, 1e-5)
+    for strict in (False, True):
+        torch.testing.assert_close(_Norm(weight, 1e-5, strict)(states), expected)
+
+
+def test_a_strict_norm_does_not_depend_on_the_row() -> None:
+    """A vectorised hypot gives another last bit to the rows that fill no whole vector: of this value, to rows 16 to 19."""
+    states = torch.zeros(20, 576)
+    states[:, 0] = 25.377243
+
+    assert len(_Norm(torch.ones(576), 1e-5, strict=True)(states).unique(dim=0)) == 1
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -107,7 +118,7 @@ def test_ragged_batches_equal_solo_runs(kind: str, exactness: str, load: Load, r
 
 
 def test_order_of_feeds_is_order_of_rows(load: Load) -> None:
-    """Rows come back as asked, though rows of a pass are sorted by slot and split by width."""
+    """Rows come back as asked, though rows of a pass are sorted by slot and attend in groups."""
     model = load("llama")
     long, short = list(range(40)), [5, 6]
     alone = [model.forward([Feed(slot, 0, tokens, 2)]).clone() for slot, tokens in ((3, short), (0, long), (1, short))]
@@ -118,14 +129,37 @@ def test_order_of_feeds_is_order_of_rows(load: Load) -> None:
 
 
 def test_a_slot_that_held_not_a_number_is_clean_for_the_next(load: Load) -> None:
-    """Zero times not-a-number is not zero, so masking alone would not do."""
+    """Zero times not-a-number is not zero, so masking alone would not do. The neighbour is longer, so its cells are read too."""
     model = load("llama")
-    expected = model.forward([Feed(0, 0, PROMPT, 1), Feed(1, 0, [9] * 30, 1)]).clone()
+    feeds = [Feed(0, 0, PROMPT, 1), Feed(1, 0, [9] * (len(PROMPT) + 5), 1)]
+    expected = model.forward(feeds).clone()
+    assert len(model._passes(feeds)[0].groups) == 1
     for storage in (*model._kv._keys.values(), *model._kv._values.values()):
         storage[0] = torch.nan
     model._kv._ever_written[0] = CONTEXT
 
-    torch.testing.assert_close(model.forward([Feed(0, 0, PROMPT, 1), Feed(1, 0, [9] * 30, 1)]), expected)
+    torch.testing.assert_close(model.forward(feeds), expected)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama_heads", "qwen3_wide"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_rows_attend_together_or_apart_alike(
+    kind: str, precision: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows padded in one call of attention, each in its own, or as it pays: the same scores up to rounding."""
+    model = load(kind, precision=precision)
+    prompts = [Feed(slot, 0, PROMPT[: 5 + slot], 0) for slot in (0, 1, 3)]
+    blocks = [Feed(0, 5, PROMPT[:1], 1), Feed(1, 6, PROMPT[:6], 4), Feed(3, 8, PROMPT[:3], 3)]
+    seen = {}
+    for cost in (0, 10, 10**6):
+        monkeypatch.setitem(torch_lm._ATTENTION_CALL, "cpu", cost)
+        model.forward(prompts)
+        seen[cost] = [[len(group.lengths) for group in model._passes(blocks)[0].groups], model.forward(blocks).clone()]
+
+    assert [[1, 1, 1], [2, 1], [2, 1]] == [groups for groups, _ in seen.values()]
+    spread = seen[0][1].std().item()
+    for _, scores in seen.values():
+        assert (scores - seen[0][1]).abs().max().item() < {"float32": 1e-5}.get(precision, 0.05) * spread
 
 
 def test_prompt_chunks_return_no_rows(load: Load) -> None:

@@ -32,7 +32,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**_COMMON),
     "llama_tied": lambda: transformers.LlamaConfig(**_COMMON | {"tie_word_embeddings": True}),
     "qwen2": lambda: transformers.Qwen2Config(**_COMMON),
+    "llama_heads": lambda: transformers.LlamaConfig(**_COMMON | {"num_key_value_heads": 4}),
     "qwen3": lambda: transformers.Qwen3Config(**_COMMON | {"head_dim": 8}),
+    "qwen3_wide": lambda: transformers.Qwen3Config(**_COMMON | {"head_dim": 16}),
     "mistral": lambda: transformers.MistralConfig(**_COMMON | {"sliding_window": None}),
     "granite": lambda: transformers.GraniteConfig(**_COMMON | {"logits_scaling": 3.0}),
     "gpt2": lambda: transformers.GPT2Config(

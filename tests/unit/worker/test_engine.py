@@ -17,7 +17,7 @@ from specwire.wire.codec import Hello, TaskFrame
 from specwire.worker.desk import Delivery, Desk
 from specwire.worker.engine import Engine
 from specwire.worker.jobs import Job
-from specwire.worker.observe import Observers
+from specwire.worker.observe import Observers, StepRecord
 from specwire.worker.stepper import Done, Due, Part, Plan, StepResult
 
 OPENING = Opening(Law.SHARED_NOISE, GREEDY, 0, 0, 1)
@@ -197,12 +197,108 @@ async def test_an_observer_that_raises_is_asked_once() -> None:
         await ear.next()
         send(engine, ear, 2)
         await ear.next()
-        done = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        engine.when_idle(lambda: loop.call_soon_threadsafe(done.set))
-        await done.wait()
+        await idle(engine)
 
         assert observer.asked == 1
+
+
+class Notes:
+    """An observer that writes down what it is told, where, and how many answers had been handed over by then."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.threads: set[str] = set()
+        self.answers: list[int] = []
+        self.ear: Ear | None = None
+        self._changed = asyncio.Event()
+
+    async def hear(self, what: str) -> None:
+        """Returns when that was told."""
+        async with asyncio.timeout(20):
+            while what not in self.told:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _note(self, what: str) -> None:
+        self._changed.set()
+        self.told.append(what)
+        self.threads.add(threading.current_thread().name)
+        self.answers.append(self.ear.deliveries.qsize() if self.ear is not None else 0)
+
+    def step_done(self, record: StepRecord) -> None:
+        self._note(f"step {record.timing.step}")
+
+    def task_done(self, answer: Answer) -> None:
+        self._note("task")
+
+    def session_count(self, sessions: int, waiting: int) -> None:
+        self._note(f"{sessions} sessions")
+
+
+class Chunks(Gated):
+    """The first steps answer nothing, as those of a long prompt."""
+
+    unanswered = 3
+
+    def run(self, parts: Sequence[Part]) -> StepResult:
+        result = super().run(parts)
+        self.unanswered -= 1
+        return result if self.unanswered < 0 else StepResult([], rows=1)
+
+
+@on_a_loop
+async def test_observers_are_told_behind_the_answers() -> None:
+    """On the event loop: whoever writes an answer does not wait for counters to be counted."""
+    notes = Notes()
+    async with engine_with(Gated, Observers([notes])) as (engine, stepper, ear):
+        notes.ear = ear
+        stepper.gate.release(2)
+        send(engine, ear, 1, 2)
+        await notes.hear("step 2")
+        at = notes.told.index("step 1")
+
+        assert ["step 1", "task"] == notes.told[at : at + 2]
+        assert notes.answers[at] >= 1
+        assert {threading.current_thread().name} == notes.threads
+
+
+@on_a_loop
+async def test_observers_hear_of_steps_that_answer_nothing() -> None:
+    """A long prompt on a slow device must not look like a standstill."""
+    notes = Notes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specwire.worker.engine.NOTES_WAIT_NS", 0)
+        async with engine_with(Chunks, Observers([notes])) as (engine, stepper, ear):
+            send(engine, ear, 1)
+            stepper.gate.release(2)
+            await notes.hear("step 2")
+
+            assert ear.deliveries.empty()
+
+
+@on_a_loop
+async def test_observers_hear_the_rest_when_the_engine_ends() -> None:
+    """Steps that answered nothing yet are counted nevertheless."""
+    notes = Notes()
+    async with engine_with(Chunks, Observers([notes])) as (engine, stepper, ear):
+        send(engine, ear, 1)
+        stepper.gate.release(1)
+        for _ in range(2):
+            assert await asyncio.to_thread(stepper.entered.acquire, timeout=20)
+        engine.put(lambda desk, now: None)
+        stopping = asyncio.create_task(asyncio.to_thread(engine.stop, 20))
+        await asyncio.sleep(0)
+        stepper.gate.release(1)
+        assert await stopping
+        await notes.hear("step 2")
+
+
+async def idle(engine: Engine) -> None:
+    """Returns when no task is left."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    engine.when_idle(lambda: loop.call_soon_threadsafe(done.set))
+    await done.wait()
 
 
 @on_a_loop
