@@ -22,6 +22,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 # No bytecode while installing: compiling all of it takes longer than installing it. See `compile` below.
+# `compat`: a clone in a folder named specwire would else hide the package from scripts that lie beside that folder.
+EDITABLE := --config-settings editable_mode=compat -e
 PIP_INSTALL := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input install --no-compile
 PROTO_VENV := .venv-proto
 # An older generator on purpose: generated code refuses runtimes older than itself.
@@ -104,7 +106,7 @@ $(STAMP)-torch: $(STAMP)-venv constraints.txt
 
 $(STAMP)-install: $(STAMP)-torch pyproject.toml constraints.txt
 	@echo "install: specwire with [hf,ray,otel]"
-	@$(PIP_INSTALL) -c constraints.txt -e '.[hf,ray,otel]'
+	@$(PIP_INSTALL) -c constraints.txt $(EDITABLE) '.[hf,ray,otel]'
 	@$(compile)
 	@touch $@
 
@@ -119,7 +121,7 @@ endef
 
 $(STAMP)-dev: $(STAMP)-install
 	@echo "install: tools for development"
-	@$(PIP_INSTALL) -c constraints.txt -e '.[hf,ray,otel,dev]'
+	@$(PIP_INSTALL) -c constraints.txt $(EDITABLE) '.[hf,ray,otel,dev]'
 	@touch $@
 
 $(PROTO_VENV)/.stamp: Makefile

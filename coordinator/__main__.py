@@ -10,7 +10,7 @@ import sys
 from coordinator.config import CoordinatorConfig
 from coordinator.serve import serve
 from specwire.law.errors import SpecwireError
-from specwire.settings import read_config, show_config
+from specwire.settings import LOG_FORMAT, read_config, show_config
 
 
 async def _main(config: CoordinatorConfig) -> None:
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit status."""
     try:
         config = read_config(CoordinatorConfig, "python -m coordinator", sys.argv[1:] if argv is None else argv)
-        logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
         logging.getLogger(__name__).info("settings:\n%s", show_config(config))
         asyncio.run(_main(config))
     except SpecwireError as error:

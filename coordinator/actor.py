@@ -11,6 +11,7 @@ from typing import Any
 
 from coordinator.config import CoordinatorConfig
 from coordinator.serve import serve
+from specwire.settings import LOG_FORMAT
 
 START_TIMEOUT_S = 60.0
 
@@ -20,7 +21,7 @@ class CoordinatorActor:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = CoordinatorConfig.model_validate(config)
-        logging.basicConfig(level=self._config.log_level.upper())
+        logging.basicConfig(level=self._config.log_level.upper(), format=LOG_FORMAT)
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._ready = threading.Event()

@@ -24,21 +24,36 @@ MAX_REQUEST_ID = 128
 _METHODS = {pb.METHOD_AUTO: "auto", pb.METHOD_DRAFT_MODEL: "draft_model", pb.METHOD_NGRAM: "ngram"}
 
 
-async def encode_text(tokenizer: Tokenizer | None, text: str, field: str = "prompt") -> list[int]:
-    """Raw text to ids."""
+async def encode_text(
+    tokenizer: Tokenizer | None, text: str, field: str = "prompt", context: int | None = None
+) -> list[int]:
+    """Raw text to ids. `context`: a text that cannot fit is refused without being tokenized."""
     if tokenizer is None:
         raise InvalidArgument(field, "text", "absent: this service has no tokenizer; use prompt_ids")
+    _check_length(tokenizer, text, field, context)
     if len(text) > LONG_TEXT:
         return await asyncio.to_thread(tokenizer.encode, text, field=field)
     return tokenizer.encode(text, field=field)
 
 
-async def encode_chat(tokenizer: Tokenizer | None, chat: pb.Chat) -> list[int]:
-    """A conversation to ids."""
+def _check_length(tokenizer: Tokenizer, text: str, field: str, context: int | None) -> None:
+    """Tokenizing takes seconds a megabyte, and its result would be refused."""
+    if context is not None and (fewest := tokenizer.fewest_tokens(text)) >= context:
+        raise InvalidArgument(
+            field,
+            f"{len(text)} characters",
+            f"at most {context - 1} tokens (context limit {context}), and so many characters are {fewest} at least",
+        )
+
+
+async def encode_chat(tokenizer: Tokenizer | None, chat: pb.Chat, context: int | None = None) -> list[int]:
+    """A conversation to ids. `context`: see `encode_text`."""
     if tokenizer is None:
         raise InvalidArgument("chat", "messages", "absent: this service has no tokenizer; use prompt_ids")
     if not chat.messages:
         raise InvalidArgument("chat.messages", 0, "at least one message")
+    for index, message in enumerate(chat.messages):
+        _check_length(tokenizer, message.content, f"chat.messages[{index}].content", context)
     messages = [{"role": message.role, "content": message.content} for message in chat.messages]
     if sum(len(message["content"]) for message in messages) > LONG_TEXT:
         return await asyncio.to_thread(tokenizer.encode_chat, messages)
@@ -59,9 +74,9 @@ async def check_request(
     begun = now_ns()
     match request.WhichOneof("input"):
         case "prompt":
-            prompt = await encode_text(tokenizer, request.prompt)
+            prompt = await encode_text(tokenizer, request.prompt, context=target.max_context)
         case "chat":
-            prompt = await encode_chat(tokenizer, request.chat)
+            prompt = await encode_chat(tokenizer, request.chat, target.max_context)
         case "prompt_ids":
             prompt = list(request.prompt_ids.ids)
         case _:

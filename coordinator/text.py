@@ -55,6 +55,9 @@ class Tokenizer:
         kinds = _decoder_kinds(library)
         self._byte_level = kinds in (["ByteLevel"], ["ByteLevel", "Fuse"])
         self._hold_marks = "ByteLevel" in kinds
+        # A byte of the text is a character of a token, unless text is changed before, or swallowed by an added token.
+        keeps_all = library.normalizer is None and not any(token.lstrip or token.rstrip for token in added.values())
+        self._longest = max(map(len, spelling), default=0) if self._byte_level and keeps_all else 0
         self._bytes: dict[int, bytes] = {}
         self._byte_of: dict[int, int] = {}
         if "ByteFallback" in kinds:
@@ -153,8 +156,13 @@ class Tokenizer:
 
     def _encode(self, text: str, field: str, add_special_tokens: bool) -> list[int]:
         _check_unicode(text, field)
-        ids: list[int] = self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        # of the library's two ways only this one lets other threads run
+        ids: list[int] = self._library.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """No fewer tokens than this make such a text. Quick, however long it is; 0 where nothing can be said."""
+        return -(-len(text) // self._longest) if self._longest else 0
 
     def _bytes_of(self, i: int) -> bytes:
         """Bytes of a token of a byte-level vocabulary."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import sys
 from collections.abc import Callable
@@ -11,7 +12,11 @@ from typing import Any
 
 from deploy import ready, render
 from specwire.client import Client, Event, Final, Started, Tokens
-from specwire.law.errors import InvalidArgument, OurFault, Unavailable
+from specwire.law.errors import InvalidArgument, OurFault, SpecwireError, TooLate, Unavailable
+
+
+class OutputError(OurFault):
+    """The answer came and cannot be written."""
 
 
 @dataclass
@@ -36,9 +41,15 @@ class Answer:
         return event.text
 
 
-async def ask(address: str, fields: dict[str, Any], timeout: float | None, show: Callable[[str], None]) -> Answer:
-    """Sends one request and shows the text as it comes."""
-    answer = Answer()
+async def ask(
+    address: str,
+    fields: dict[str, Any],
+    timeout: float | None,
+    show: Callable[[str], None],
+    answer: Answer | None = None,
+) -> Answer:
+    """Sends one request and shows the text as it comes. `answer` is filled also when the request fails on the way."""
+    answer = Answer() if answer is None else answer
     async with Client(address) as client:
         async for event in client.generate(timeout=timeout, **fields):
             if text := answer.take(event):
@@ -69,23 +80,21 @@ def input_fields(prompt: str, raw: bool, ids: bool, system: str | None) -> dict[
 
 def run(address: str, fields: dict[str, Any], timeout: float | None, as_json: bool) -> None:
     """The whole command. Raises what the client raises."""
-    interactive = not as_json
+    answer = Answer()
 
     def show(text: str) -> None:
-        if interactive:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        if not as_json:
+            write(text)
 
     try:
-        answer = asyncio.run(ask(address, fields, timeout, show))
-    except Unavailable as error:
-        answers = asyncio.run(ready.probe(address)) is not None
-        raise (error if answers else ready.unavailable(address)) from None
-    finally:
-        sys.stdout.flush()
+        asyncio.run(ask(address, fields, timeout, show, answer))
+    except SpecwireError as error:
+        if answer.text and not isinstance(error, OutputError):
+            show("\n")  # what is said of it stands on a line of its own
+        raise _explained(error, address, timeout, answer) from None
     assert answer.final is not None
     if as_json:
-        print(json.dumps(to_json(answer), ensure_ascii=False))
+        write(json.dumps(to_json(answer), ensure_ascii=False) + "\n")
         return
     if not answer.text and answer.ids:
         show(" ".join(map(str, answer.ids)))  # no tokenizer at the service
@@ -95,6 +104,30 @@ def run(address: str, fields: dict[str, Any], timeout: float | None, as_json: bo
         console.print(render.rounds(answer.final.rounds))
         console.print(render.timing(answer.final.timing, answer.final.speculation.rounds))
     console.print(render.summary(answer.final), style="dim", soft_wrap=True)
+
+
+def write(text: str) -> None:
+    """To standard output, at once. Raises OutputError, and BrokenPipeError when whoever read has gone."""
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, "standard output is closed")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write the answer: {error.strerror}") from None
+
+
+def _explained(error: SpecwireError, address: str, timeout: float | None, answer: Answer) -> SpecwireError:
+    """The same, for somebody who sees only the command."""
+    if isinstance(error, TooLate) and timeout is not None:
+        return TooLate(f"the request did not end within {timeout:g} s (--timeout); {len(answer.ids)} tokens had come")
+    if not isinstance(error, Unavailable):
+        return error
+    if answer.started is not None:
+        return OurFault(f"the service was lost in mid-answer, after {len(answer.ids)} tokens: {error}")
+    return error if asyncio.run(ready.probe(address)) is not None else ready.unavailable(address)
 
 
 def to_json(answer: Answer) -> dict[str, Any]:

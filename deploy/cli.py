@@ -7,6 +7,7 @@ Exit status: 0 done; 2 wrong usage, configuration or request; 3 no service, or o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -55,7 +56,8 @@ def up(
     with console.status("starting") as status:
         running, stats = lifecycle.up(plan, str(topology or "default"), not no_ray, timeout, status.update)
     console.print(render.workers(stats.workers))
-    console.print(f'Ready at {running.endpoint}. Ask it: specwire generate "Why is the sky blue?"')
+    question = '"Why is the sky blue?"' if plan.target.model != topologies.TABLE else "1,2,3 --ids --max-tokens 8"
+    console.print(f"Ready at {running.endpoint}. Ask it: specwire generate {question}")
 
 
 @app.command(epilog="Example:  specwire down --grace 30")
@@ -66,8 +68,13 @@ def down(
 ) -> None:
     """Stop what `up` started, by force if need be."""
     from deploy import lifecycle
+    from deploy.state import NothingRuns
 
-    stopped = lifecycle.down(grace)
+    try:
+        stopped = lifecycle.down(grace)
+    except NothingRuns as nothing:
+        typer.echo(f"specwire: {nothing}", err=True)
+        return
     typer.echo(f"stopped: {', '.join(stopped) or 'nothing was left'}", err=True)
 
 
@@ -182,6 +189,14 @@ def models_list() -> None:
     show.list_models()
 
 
+@models_app.command("path", epilog="Example:  python -m target_service --set model.model=$(specwire models path demo)")
+def models_path(name: Annotated[str, typer.Argument(help="As for fetch, or a folder.")] = "demo") -> None:
+    """Show the folder that services load for a model."""
+    from deploy import models
+
+    typer.echo(models.resolve(name))
+
+
 @models_app.command("verify", epilog="Example:  specwire models verify demo")
 def models_verify(name: Annotated[str, typer.Argument(help="As for fetch.")] = "demo") -> None:
     """Check the files of a model against their checksums."""
@@ -195,7 +210,7 @@ def main() -> None:
     try:
         app()
     except BrokenPipeError:  # `specwire generate ... | head`: whoever read has gone, which is no fault
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_output()
         sys.exit(0)
     except SystemExit as leaving:  # click ends with 1 only for Ctrl-C
         sys.exit(EXIT_INTERRUPTED if leaving.code == 1 else leaving.code)
@@ -204,7 +219,15 @@ def main() -> None:
         if code is None:
             raise
         typer.echo(f"specwire: {error}", err=True)
+        _leave_output()
         sys.exit(code)
+
+
+def _leave_output() -> None:
+    """What is still to be written goes nowhere, so that the interpreter's end cannot fail on it."""
+    if sys.stdout is not None:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_code(error: BaseException) -> int | None:

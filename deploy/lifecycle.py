@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from deploy import configs, ray_head, ready, state, topology
-from deploy.state import Running, StateError, StateFolder
+from deploy.state import NothingRuns, Running, StateError, StateFolder
 from deploy.topology import Topology, TopologyError
 from specwire.law.errors import InvalidArgument
 from specwire.wire.rpc import split_address
@@ -47,7 +47,7 @@ def down(grace_s: float) -> list[str]:
     with folder.exclusively():
         running = folder.read()
         if running is None:
-            raise StateError("nothing is running")
+            raise NothingRuns("nothing is running")
         if running.mode == "ray":
             from deploy import cluster
 

@@ -19,7 +19,7 @@ import deploy
 from deploy import ready, supervisor
 from deploy.configs import environment, reachable, visible_gpus
 from deploy.ready import StartError
-from deploy.state import Process, Running, StateError, StateFolder
+from deploy.state import NothingRuns, Process, Running, StateFolder
 from deploy.supervisor import Service
 from deploy.topology import Topology
 from specwire.wire.rpc import split_address
@@ -115,7 +115,7 @@ def down(folder: StateFolder, grace_s: float, also: int | None = None) -> list[s
     The supervisor goes first, or it would start again what we stop. `also`: a process that may not be in the file yet."""
     running = folder.read()
     if running is None:
-        raise StateError("nothing is running")
+        raise NothingRuns("nothing is running")
     processes = list(running.processes)
     if also is not None and all(process.pid != also for process in processes) and psutil.pid_exists(also):
         processes.append(Process.of("supervisor", also))

@@ -79,6 +79,7 @@ def find(folder: StateFolder, settings: RaySettings, running: Running, namespace
         address = os.environ.get("RAY_ADDRESS") or address
     if address != "local":
         return replace(running, ray=RayState(address, namespace, started=False))
+    ready.check_port(running.endpoint)
     head = start(folder, settings.object_store_mb, timeout_s)
     state = RayState(head.address, namespace, started=True, folder=str(head.folder))
     return replace(running, ray=state, processes=(head.process,))

@@ -26,6 +26,10 @@ class StateError(CallerFault):
     """Something runs already, or nothing does, or the file is not ours."""
 
 
+class NothingRuns(StateError):
+    """There is nothing to stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """One operating-system process of ours."""

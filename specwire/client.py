@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import FieldDescriptor
 
 from specwire.law.errors import InvalidArgument, NoRoom, OurFault, TooLate, Unavailable
 from specwire.v1 import inference_pb2 as pb
@@ -65,7 +66,8 @@ class Final:
     finish_reason: Literal["stop", "length"]
     stop: str | None
     text: str
-    """Text held back until now."""
+    """The rest of the text, held back until now because a stop string might have begun in it. Often empty: the answer is the
+    text of all events together."""
     usage: pb.Usage
     seed: int
     speculation: pb.SpeculationStats
@@ -163,7 +165,7 @@ def _text(name: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(
-            name, value[error.start : error.end], "valid Unicode (a lone surrogate is not)"
+            name, value[error.start : error.end], "text in valid UTF-8, without lone surrogates"
         ) from error
     return value
 
@@ -188,7 +190,10 @@ def _set(message: Any, name: str, value: object) -> None:
     try:
         setattr(message, name, value)
     except (ValueError, TypeError) as error:
-        raise InvalidArgument(name, value, "a number in the field's range (see inference.proto)") from error
+        kind = message.DESCRIPTOR.fields_by_name[name].cpp_type
+        bits = {FieldDescriptor.CPPTYPE_UINT32: 32, FieldDescriptor.CPPTYPE_UINT64: 64}.get(kind)
+        limit = "a number" if bits is None else f"a whole number in [0, {2**bits - 1}]"
+        raise InvalidArgument(name, value, limit) from error
 
 
 class Client:

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from specwire.law.errors import InvalidArgument
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""Of every service's log."""
+
 C = TypeVar("C", bound=BaseModel)
 
 

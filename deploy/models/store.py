@@ -7,6 +7,7 @@ when its size and time are those of the manifest; `verify` reads every byte.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import hashlib
 import json
@@ -91,6 +92,10 @@ def hub_folder(name: str) -> Path:
     try:
         return hub_snapshot(name, local_files_only=True)
     except Exception as error:  # the hub's own tree
+        if meant := difflib.get_close_matches(name, (DEMO, DEMO_DRAFT, TABLE), 1):
+            raise InvalidArgument(
+                "model", name, f"a folder, or a model that was fetched; did you mean {meant[0]}?"
+            ) from None
         raise Unavailable(
             f"{name} is neither a folder nor in the hub's cache. First: specwire models fetch {name}"
         ) from error

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from specwire.law.errors import SpecwireError
-from specwire.settings import read_config
+from specwire.settings import LOG_FORMAT, read_config
 from specwire.threads import share_cores
 from specwire.worker.config import WorkerConfig
 from specwire.worker.service import Role, WorkerServer
@@ -70,7 +70,7 @@ def main(role: Role, kind: type[C], arguments: Sequence[str] | None = None) -> i
 
 def prepare_logging() -> None:
     """To stderr: ours from INFO on, others' warnings."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(format=LOG_FORMAT, stream=sys.stderr)
     logging.getLogger("specwire").setLevel(logging.INFO)
 
 

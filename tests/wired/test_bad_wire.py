@@ -76,18 +76,22 @@ async def test_lost_frames_of_a_draft_cost_only_time() -> None:
 
 
 class CutAt:
-    """A hook that loses the frames it is told to, by number, and breaks the stream with each."""
+    """A hook that loses the frames it is told to, by number, and breaks the stream with each. It counts from the frame with which
+    all requests have been seen, since a new request is turned away while a target is lost."""
 
     def __init__(self, relay: Relay, frames: set[int]) -> None:
         self._relay = relay
         self._frames = frames
         self.seen = 0
         self.cuts = 0
+        self._sessions: set[int] = set()
 
     def __call__(self, frame: Any) -> Out:
-        self.seen += 1
+        self._sessions.update(each.session for each in getattr(frame, "tasks", None) or getattr(frame, "answers", ()))
+        self.seen += len(self._sessions) == COUNT
         if self.seen not in self._frames:
             return pass_on(frame)
+        self._frames.remove(self.seen)
         self.cuts += 1
         self._relay.cut()
         return []

