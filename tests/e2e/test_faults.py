@@ -113,7 +113,7 @@ def test_draft_killed(fragile: Stack, expected: Expected) -> None:
     expected.check(answer)
     expected.check(short)
     assert "length" == short.reason
-    assert short.speculation.fallbacks > 0
+    assert (2 * MIDDLE, 0) == (short.speculation.rounds, short.speculation.drafted_by_model)
     assert (1, "killed by SIGKILL") == (fragile.process("draft-0").restarts, fragile.process("draft-0").exit)
 
 
