@@ -97,11 +97,12 @@ class ServiceCurves:
             share = self.draft_steps.at(self.sessions) / self.draft_steps.at(1)
             self.draft_token.observe(way.compute_us / drafted / share)
 
-    def no_draft(self, rounds: float = 1.0) -> None:
-        """So many rounds went by without a block of the draft: its times were those of another load, perhaps."""
-        self.acceptance[Source.DRAFT_MODEL].idle(rounds)
-        self.draft_token.idle(rounds)
-        self.draft_link.idle(rounds)
+    def idle(self, source: Source, rounds: float) -> None:
+        """So many rounds went by without a block of this source. A draft's times were those of another load, perhaps."""
+        self.acceptance[source].idle(rounds)
+        if source is Source.DRAFT_MODEL:
+            self.draft_token.idle(rounds)
+            self.draft_link.idle(rounds)
 
     def observe_verify(self, step: StepTiming, way: Passage) -> None:
         """A verdict came from this step. Steps with prompt rows say nothing of a step's time; a step counts once."""

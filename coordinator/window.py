@@ -146,10 +146,7 @@ class RequestWindow:
         for other, acceptance in self._acceptance.items():
             if other is not source:
                 acceptance.idle()
-        if source is not Source.DRAFT_MODEL:
-            curves.no_draft(1.0 / curves.sessions)
-        if source is not Source.NGRAM:
-            curves.acceptance[Source.NGRAM].idle(1.0 / curves.sessions)
+                curves.idle(other, 1.0 / curves.sessions)
         if self._rate > 0.0:
             self._settle(accepted + 1, target_way.total_us + (draft_way.total_us if draft_way else 0), first)
 

@@ -83,7 +83,7 @@ async def _talk(endpoint: str, options: argparse.Namespace) -> None:
         "temperature": 0.0,
     }
     console = render.console()
-    answer = await ask.ask(endpoint, fields, None, _write)
+    answer = await ask.ask(endpoint, fields, None, ask.write)
     assert answer.final is not None
     print("\n")
     console.print(render.summary(answer.final), style="dim", soft_wrap=True)
@@ -141,11 +141,6 @@ class _Steps:
 
 def _say(began: float, text: str) -> None:
     print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
