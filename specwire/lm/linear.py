@@ -14,15 +14,20 @@ instructions where it has any; where it has none a pass grows by a third of its 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specwire.lm import native
+from specwire.lm.native_layers import NativeLinear
+
 PACKED_FOR_ROWS = 8
 """Batch size the packing is tuned for. One value for every batch, so that every batch is computed by the same kernel."""
-HALF_ALIGNMENT = 6
+FBGEMM_ALIGNMENT = 6
 """FBGEMM computes six rows at a time. Its kernels for one and two rows add up in another order, so a row's result depends on
 the number of rows only where that leaves a remainder."""
 
@@ -54,12 +59,21 @@ def linear_maker(dtype: torch.dtype, device: torch.device, half_weights: bool, a
     if dtype is not torch.float32 or device.type != "cpu":
         return None
     if half_weights and can_halve():
-        return lambda weight, bias: HalfLinear(weight, bias, aligned)
+        return functools.partial(_half_linear, native.load(), aligned)
     return PackedLinear if can_pack() else None
 
 
-class HalfLinear(nn.Module):
-    """A frozen linear layer on the CPU, float16 weights and float32 arithmetic, [..., inputs] -> [..., outputs]."""
+def _half_linear(
+    library: ctypes.CDLL | None, aligned: bool, weight: torch.Tensor, bias: torch.Tensor | None
+) -> nn.Module:
+    if library is not None and weight.shape[1] % native.LANES == 0:
+        return NativeLinear(library, weight, bias)
+    return FbgemmLinear(weight, bias, aligned)
+
+
+class FbgemmLinear(nn.Module):
+    """A frozen linear layer on the CPU, float16 weights and float32 arithmetic, [..., inputs] -> [..., outputs], where `native.c`
+    cannot be had."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, aligned: bool) -> None:
         """`weight` [outputs, inputs] and `bias` [outputs], both float32; see `linear_maker`."""
@@ -73,7 +87,7 @@ class HalfLinear(nn.Module):
         if self._aligned:
             flat = inputs.reshape(-1, self.in_features)
             rows = len(flat)
-            flat = F.pad(flat, (0, 0, 0, -rows % HALF_ALIGNMENT))
+            flat = F.pad(flat, (0, 0, 0, -rows % FBGEMM_ALIGNMENT))
             padded: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self._packed)
             return padded[:rows].view(*inputs.shape[:-1], self.out_features)
         result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(inputs, self._packed)

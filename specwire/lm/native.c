@@ -1,0 +1,351 @@
+/* The layers of Llama and its relatives on a CPU with AVX2: float16 weights, float32 arithmetic, few rows. See native.py.
+ *
+ * Law. What a row becomes depends on its own text alone, to the last bit: not on how many rows there are, nor on how many
+ * threads, nor on how its text was cut into passes. Every sum is taken in one order: products with weights in eight partial
+ * sums over the inputs and one fixed tree, attention cell after cell. So verifying a block gives the very scores that plain
+ * decoding would have given.
+ *
+ * Few rows are read, not computed. Weights lie as the checkpoint has them, [outputs, inputs], and are read once per pass and in
+ * order: eight outputs at a time for all rows, the weights to come being fetched meanwhile, past the second cache, which code and
+ * everything else then keep. Up to six rows take the time of one.
+ *
+ * The functions with `omp for` are called by all threads of one parallel region; each ends with all threads done.
+ */
+
+#include <immintrin.h>
+#include <math.h>
+#include <omp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum {
+    LANES = 8,       /* float32 numbers of a register */
+    OUTPUTS = 8,     /* computed together; their weights stay in the first cache for all rows */
+    ROWS = 6,        /* computed together; with two outputs they fill fifteen of the sixteen registers */
+    AHEAD = 8192,    /* bytes of weights between what is used and what is fetched: several times the memory's delay */
+    LINE = 64,       /* bytes of a cache line */
+    CHUNKS = 4,      /* per thread: a thread that has to wait for its core leaves some to the others */
+    CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
+    UNIT_TOKENS = 4, /* tokens of a slot that attend together */
+};
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+/* One product: y = x W' + bias. */
+typedef struct {
+    const uint16_t *weight; /* [outputs rounded up to blocks of OUTPUTS, inputs] */
+    const float *bias;      /* [the same] or NULL */
+    size_t outputs, inputs; /* inputs: a multiple of LANES */
+} linear_t;
+
+typedef struct {
+    linear_t qkv, out, gate_up, down;
+    const float *before_attention, *before_mlp; /* [hidden] */
+    const float *query_norm, *key_norm;         /* [head_dim] or NULL */
+    float *cells;                               /* [slots, 2 * kv_heads, cells per slot, head_dim], keys before values */
+} layer_t;
+
+typedef struct {
+    size_t hidden, heads, kv_heads, head_dim, cells_per_slot, num_layers;
+    float eps, scaling;
+    const layer_t *layers;
+    const float *last_norm;  /* [hidden] */
+    const float *cos, *sin;  /* [positions, head_dim]; the first half of sin negated */
+} body_t;
+
+/* Memory of one pass of `rows` tokens, ordered by slot and position. */
+typedef struct {
+    size_t rows;
+    const int64_t *slots, *positions; /* [rows] */
+    float *states;                    /* [rows, hidden]: in and out */
+    float *normed;                    /* [rows, hidden] */
+    float *wide;                      /* [rows, the most outputs] */
+    float *mixed;                     /* [rows, (heads + 2 * kv_heads) * head_dim] */
+    float *narrow;                    /* [rows, the most inputs] */
+    float *scores;                    /* [threads, UNIT_TOKENS * heads / kv_heads, cells per slot rounded up to LANES] */
+    int64_t *units;                   /* [rows + 1] */
+} pass_t;
+
+INLINE float sum_of_lanes(__m256 v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+
+/* e^x within 2 ulp; 0 below -87, which is less than what a sum of float32 numbers can tell from 0 (Cephes' expf). */
+INLINE __m256 exp_of_lanes(__m256 x) {
+    const __m256 least = _mm256_set1_ps(-87.0f);
+    const __m256 vanishes = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
+    x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(least, x)); /* in this order: what is no number stays none */
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
+    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.3981999507e-3f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(8.3334519073e-3f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(4.1665795894e-2f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(1.6666665459e-1f));
+    y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(5.0000001201e-1f));
+    y = _mm256_add_ps(_mm256_fmadd_ps(y, _mm256_mul_ps(x, x), x), _mm256_set1_ps(1.0f));
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(vanishes, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
+}
+
+/* ---------------------------------------------------------------- products with weights */
+
+/* `rows` rows of x by `outputs` rows of W. Both are constants where this is inlined, so that all sums stay in registers. */
+INLINE void tile(const int rows, const int outputs, const uint16_t *w, const float *x, float *y, size_t inputs, size_t stride) {
+    __m256 sums[ROWS][OUTPUTS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int n = 0; n < outputs; n++) sums[r][n] = _mm256_setzero_ps();
+    for (size_t k = 0; k < inputs; k += LANES) {
+        __m256 weights[OUTPUTS];
+        if (k % (LINE / sizeof *w) == 0) /* tiles follow each other in memory, so this covers all that comes */
+            UNROLL for (int n = 0; n < outputs; n++)
+                _mm_prefetch((const char *)w + AHEAD + k * outputs * sizeof *w + n * LINE, _MM_HINT_NTA);
+        UNROLL for (int n = 0; n < outputs; n++)
+            weights[n] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(w + n * inputs + k)));
+        UNROLL for (int r = 0; r < rows; r++) {
+            __m256 numbers = _mm256_loadu_ps(x + r * inputs + k);
+            __asm__("" : "+x"(numbers)); /* loaded once, not again for every output: loads are what there is too little of */
+            UNROLL for (int n = 0; n < outputs; n++) sums[r][n] = _mm256_fmadd_ps(numbers, weights[n], sums[r][n]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int n = 0; n < outputs; n++) y[r * stride + n] = sum_of_lanes(sums[r][n]);
+}
+
+#define TILES(rows, outputs) \
+    for (int n = 0; n < OUTPUTS; n += outputs) tile(rows, outputs, w + n * inputs, x, y + n, inputs, OUTPUTS)
+
+/* OUTPUTS rows of W for up to ROWS rows of x -> y [rows, OUTPUTS]. */
+static void block(size_t rows, const uint16_t *w, const float *x, float *y, size_t inputs) {
+    switch (rows) {
+        case 1: TILES(1, 8); break;
+        case 2: TILES(2, 4); break;
+        case 3: TILES(3, 2); break;
+        case 4: TILES(4, 2); break;
+        case 5: TILES(5, 2); break;
+        default: TILES(6, 2); break;
+    }
+}
+
+/* y [rows, outputs] = x [rows, inputs] W' + bias, on top of what y holds if `add`. */
+static void linear(const linear_t *l, const float *x, float *y, size_t rows, int add) {
+    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, groups = (rows + ROWS - 1) / ROWS;
+    const size_t chunks = (size_t)omp_get_num_threads() * CHUNKS, chunk = (blocks + chunks - 1) / chunks;
+#pragma omp for schedule(dynamic)
+    for (size_t first = 0; first < blocks; first += chunk)
+        for (size_t b = first; b < first + chunk && b < blocks; b++) {
+            const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
+            for (size_t row = 0, g = 0; g < groups; g++) {
+                const size_t take = (rows - row + groups - g - 1) / (groups - g);
+                float sums[ROWS * OUTPUTS];
+                block(take, l->weight + n * l->inputs, x + row * l->inputs, sums, l->inputs);
+                for (size_t r = 0; r < take; r++)
+                    for (size_t j = 0; j < valid; j++) {
+                        float *to = y + (row + r) * l->outputs + n + j;
+                        const float sum = sums[r * OUTPUTS + j] + (l->bias ? l->bias[n + j] : 0.0f);
+                        *to = add ? *to + sum : sum;
+                    }
+                row += take;
+            }
+        }
+}
+
+/* ---------------------------------------------------------------- what lies between the products */
+
+/* y = x / sqrt(mean(x^2) + eps) * weight (RMSNorm, arXiv:1910.07467). x and y may be the same. */
+INLINE void norm(const float *x, const float *weight, float *y, size_t size, float eps) {
+    __m256 sum = _mm256_setzero_ps();
+    for (size_t k = 0; k < size; k += LANES) {
+        const __m256 v = _mm256_loadu_ps(x + k);
+        sum = _mm256_fmadd_ps(v, v, sum);
+    }
+    const __m256 scale = _mm256_set1_ps(1.0f / sqrtf(sum_of_lanes(sum) / (float)size + eps));
+    for (size_t k = 0; k < size; k += LANES)
+        _mm256_storeu_ps(y + k, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + k), scale), _mm256_loadu_ps(weight + k)));
+}
+
+static void norm_rows(const float *x, const float *weight, float *y, size_t rows, size_t size, float eps) {
+#pragma omp for schedule(static)
+    for (size_t r = 0; r < rows; r++) norm(x + r * size, weight, y + r * size, size, eps);
+}
+
+/* Queries and keys get their norms and are turned to their positions; keys and values go to their cells. */
+static void turn_and_store(const body_t *body, const layer_t *layer, const pass_t *pass) {
+    const size_t dim = body->head_dim, half = dim / 2, turned = body->heads + body->kv_heads, width = turned + body->kv_heads;
+#pragma omp for schedule(static)
+    for (size_t r = 0; r < pass->rows; r++) {
+        const float *cos = body->cos + pass->positions[r] * dim, *sin = body->sin + pass->positions[r] * dim;
+        for (size_t h = 0; h < width; h++) {
+            float *x = pass->mixed + (r * width + h) * dim;
+            if (h < turned) {
+                const float *weight = h < body->heads ? layer->query_norm : layer->key_norm;
+                if (weight) norm(x, weight, x, dim, body->eps);
+                for (size_t j = 0; j < half; j++) {
+                    const float low = x[j], high = x[j + half];
+                    x[j] = low * cos[j] + high * sin[j];
+                    x[j + half] = high * cos[j + half] + low * sin[j + half];
+                }
+            }
+            if (h >= body->heads) {
+                const size_t head = pass->slots[r] * 2 * body->kv_heads + (h - body->heads);
+                memcpy(layer->cells + (head * body->cells_per_slot + pass->positions[r]) * dim, x, dim * sizeof *x);
+            }
+        }
+    }
+}
+
+/* y = silu(gate) * up, [rows, 2 * size] -> [rows, size]. */
+static void gate(const float *x, float *y, size_t rows, size_t size) {
+#pragma omp for schedule(static)
+    for (size_t r = 0; r < rows; r++)
+        for (size_t k = 0; k < size; k += LANES) {
+            const __m256 g = _mm256_loadu_ps(x + r * 2 * size + k), up = _mm256_loadu_ps(x + r * 2 * size + size + k);
+            const __m256 e = exp_of_lanes(_mm256_sub_ps(_mm256_setzero_ps(), g));
+            const __m256 silu = _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0f), e));
+            _mm256_storeu_ps(y + r * size + k, _mm256_mul_ps(silu, up));
+        }
+}
+
+/* ---------------------------------------------------------------- attention */
+
+/* Products of a query with four keys. */
+INLINE __m128 four_scores(const float *query, const float *const keys[4], size_t dim) {
+    __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (size_t j = 0; j < dim; j += LANES) {
+        const __m256 q = _mm256_loadu_ps(query + j);
+        UNROLL for (int c = 0; c < 4; c++) sums[c] = _mm256_fmadd_ps(q, _mm256_loadu_ps(keys[c] + j), sums[c]);
+    }
+    const __m256 low = _mm256_hadd_ps(sums[0], sums[1]), high = _mm256_hadd_ps(sums[2], sums[3]), all = _mm256_hadd_ps(low, high);
+    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+}
+
+/* Scores to shares, in place; the last register is filled up with minus infinity. Returns what their sum is. */
+INLINE float exponentials(float *scores, size_t count) {
+    const size_t end = (count + LANES - 1) / LANES * LANES;
+    for (size_t c = count; c < end; c++) scores[c] = -INFINITY;
+    __m256 best = _mm256_set1_ps(-INFINITY);
+    for (size_t c = 0; c < end; c += LANES) best = _mm256_max_ps(_mm256_loadu_ps(scores + c), best);
+    float lanes[LANES], most = -INFINITY;
+    _mm256_storeu_ps(lanes, best);
+    for (int c = 0; c < LANES; c++) most = lanes[c] > most ? lanes[c] : most;
+    __m256 sum = _mm256_setzero_ps();
+    for (size_t c = 0; c < end; c += LANES) {
+        const __m256 e = exp_of_lanes(_mm256_sub_ps(_mm256_loadu_ps(scores + c), _mm256_set1_ps(most)));
+        _mm256_storeu_ps(scores + c, e);
+        sum = _mm256_add_ps(sum, e);
+    }
+    return sum_of_lanes(sum);
+}
+
+/* y += shares of `count` cells, one after the other. */
+INLINE void add_values(const float *shares, const float *values, float *y, size_t count, size_t dim, const size_t lanes) {
+    for (size_t j = 0; j < dim; j += lanes * LANES) {
+        __m256 sums[LANES];
+        UNROLL for (size_t n = 0; n < lanes; n++) sums[n] = _mm256_loadu_ps(y + j + n * LANES);
+        for (size_t c = 0; c < count; c++) {
+            const __m256 share = _mm256_set1_ps(shares[c]);
+            UNROLL for (size_t n = 0; n < lanes; n++)
+                sums[n] = _mm256_fmadd_ps(share, _mm256_loadu_ps(values + c * dim + j + n * LANES), sums[n]);
+        }
+        UNROLL for (size_t n = 0; n < lanes; n++) _mm256_storeu_ps(y + j + n * LANES, sums[n]);
+    }
+}
+
+/* Tokens first .. last - 1, all of one slot, at one head of keys and all heads of queries that share it. */
+static void attend_unit(const body_t *body, const layer_t *layer, const pass_t *pass, size_t first, size_t last, size_t kv_head) {
+    const size_t dim = body->head_dim, shared = body->heads / body->kv_heads, width = body->heads + 2 * body->kv_heads;
+    const size_t stride = (body->cells_per_slot + LANES - 1) / LANES * LANES;
+    const float *keys = layer->cells + (pass->slots[first] * 2 * body->kv_heads + kv_head) * body->cells_per_slot * dim;
+    const float *values = keys + body->kv_heads * body->cells_per_slot * dim;
+    float *scores = pass->scores + omp_get_thread_num() * UNIT_TOKENS * shared * stride;
+    const size_t end = pass->positions[last - 1] + 1;
+    const __m128 scaling = _mm_set1_ps(body->scaling);
+    for (size_t begin = 0; begin < end; begin += CELLS)
+        for (size_t t = first; t < last; t++) {
+            const size_t mine = pass->positions[t], until = begin + CELLS < mine + 1 ? begin + CELLS : mine + 1;
+            for (size_t h = 0; h < shared; h++) {
+                const float *query = pass->mixed + (t * width + kv_head * shared + h) * dim;
+                float *to = scores + ((t - first) * shared + h) * stride;
+                for (size_t c = begin; c < until; c += 4) {
+                    const float *four[4]; /* a cell that is not there is the last once more; nobody looks at its score */
+                    for (size_t i = 0; i < 4; i++) four[i] = keys + (c + i < mine ? c + i : mine) * dim;
+                    _mm_storeu_ps(to + c, _mm_mul_ps(four_scores(query, four, dim), scaling));
+                }
+            }
+        }
+    float sums[UNIT_TOKENS * shared];
+    for (size_t t = first; t < last; t++)
+        for (size_t h = 0; h < shared; h++) {
+            const size_t q = (t - first) * shared + h;
+            sums[q] = exponentials(scores + q * stride, pass->positions[t] + 1);
+            memset(pass->narrow + (t * body->heads + kv_head * shared + h) * dim, 0, dim * sizeof(float));
+        }
+    for (size_t begin = 0; begin < end; begin += CELLS)
+        for (size_t t = first; t < last; t++) {
+            const size_t mine = pass->positions[t] + 1, until = begin + CELLS < mine ? begin + CELLS : mine;
+            for (size_t h = 0; h < shared && begin < until; h++) {
+                const float *shares = scores + ((t - first) * shared + h) * stride + begin;
+                float *y = pass->narrow + (t * body->heads + kv_head * shared + h) * dim;
+                if (dim % (8 * LANES) == 0)
+                    add_values(shares, values + begin * dim, y, until - begin, dim, 8);
+                else
+                    add_values(shares, values + begin * dim, y, until - begin, dim, 1);
+            }
+        }
+    for (size_t t = first; t < last; t++)
+        for (size_t h = 0; h < shared; h++) {
+            float *y = pass->narrow + (t * body->heads + kv_head * shared + h) * dim;
+            const float sum = sums[(t - first) * shared + h];
+            for (size_t j = 0; j < dim; j++) y[j] /= sum;
+        }
+}
+
+/* Each token sees the cells of its slot up to its own: mixed -> narrow [rows, heads * head_dim]. */
+static void attend(const body_t *body, const layer_t *layer, const pass_t *pass, size_t units) {
+#pragma omp for schedule(dynamic)
+    for (size_t u = 0; u < units * body->kv_heads; u++) {
+        const size_t unit = u / body->kv_heads;
+        attend_unit(body, layer, pass, pass->units[unit], pass->units[unit + 1], u % body->kv_heads);
+    }
+}
+
+/* Tokens that attend together: neighbours of one slot. Returns how many units there are. */
+static size_t cut_into_units(const pass_t *pass) {
+    size_t units = 0;
+    for (size_t r = 0; r < pass->rows; r++)
+        if (r == 0 || pass->slots[r] != pass->slots[r - 1] || r - (size_t)pass->units[units - 1] == UNIT_TOKENS)
+            pass->units[units++] = (int64_t)r;
+    pass->units[units] = (int64_t)pass->rows;
+    return units;
+}
+
+/* ---------------------------------------------------------------- what native.py calls */
+
+void specwire_linear(const linear_t *l, const float *x, float *y, size_t rows, int threads) {
+#pragma omp parallel num_threads(threads)
+    linear(l, x, y, rows, 0);
+}
+
+void specwire_forward(const body_t *body, const pass_t *pass, int threads) {
+    const size_t rows = pass->rows, units = cut_into_units(pass);
+#pragma omp parallel num_threads(threads)
+    {
+        for (const layer_t *layer = body->layers; layer < body->layers + body->num_layers; layer++) {
+            norm_rows(pass->states, layer->before_attention, pass->normed, rows, body->hidden, body->eps);
+            linear(&layer->qkv, pass->normed, pass->mixed, rows, 0);
+            turn_and_store(body, layer, pass);
+            attend(body, layer, pass, units);
+            linear(&layer->out, pass->narrow, pass->states, rows, 1);
+            norm_rows(pass->states, layer->before_mlp, pass->normed, rows, body->hidden, body->eps);
+            linear(&layer->gate_up, pass->normed, pass->wide, rows, 0);
+            gate(pass->wide, pass->narrow, rows, layer->down.inputs);
+            linear(&layer->down, pass->narrow, pass->states, rows, 1);
+        }
+        norm_rows(pass->states, body->last_norm, pass->states, rows, body->hidden, body->eps);
+    }
+}
