@@ -179,6 +179,7 @@ class Pass:
     results: Ints
     """[m] Row of the result that each scored token becomes; ascending, so 0 .. m - 1 when there is one pass."""
     groups: tuple[Group, ...]
+    """Of all rows; none where attention needs none."""
     written: tuple[tuple[int, int, int], ...]
     """Per row that is more than padding: slot, first cell, last cell + 1."""
     rows: int
@@ -198,8 +199,9 @@ class _Piece:
     """Row of the pass's result for the first wanted token."""
 
 
-def pack(feeds: Sequence[Feed], call_cost: int) -> Pass:
-    """All feeds in one pass, without padding. `call_cost`: what a call of attention costs besides its queries, in queries."""
+def pack(feeds: Sequence[Feed], call_cost: int | None) -> Pass:
+    """All feeds in one pass, without padding. `call_cost`: what a call of attention costs besides its queries, in queries;
+    None: attention needs no groups."""
     pieces = sorted(_pieces(feeds), key=lambda piece: piece.slot)
     lengths = [len(piece.tokens) for piece in pieces]
     ends = list(itertools.accumulate(lengths))
@@ -207,6 +209,25 @@ def pack(feeds: Sequence[Feed], call_cost: int) -> Pass:
     spans = sorted((piece.result, piece.rows, end) for piece, end in zip(pieces, ends, strict=True))
     wanted = [index for _, rows, end in spans for index in range(end - rows, end)]
     written = tuple((piece.slot, piece.start, piece.start + len(piece.tokens)) for piece in pieces)
+    groups = () if call_cost is None else _groups(pieces, written, lengths, ends, call_cost)
+    return Pass(
+        np.fromiter(itertools.chain.from_iterable(piece.tokens for piece in pieces), np.int64, ends[-1]),
+        positions,
+        positions,
+        np.repeat(np.array([piece.slot for piece in pieces], np.int64), lengths),
+        np.array(wanted, np.int64),
+        np.arange(len(wanted)),
+        groups,
+        written,
+        0,
+        False,
+    )
+
+
+def _groups(
+    pieces: list[_Piece], written: tuple[tuple[int, int, int], ...], lengths: list[int], ends: list[int], call_cost: int
+) -> tuple[Group, ...]:
+    """Rows cut into groups, in ascending order of slot. `ends`: of each row in the pass."""
     groups = []
     for first, last in _neighbours([piece.slot for piece in pieces]):
         cuts, widths = [0, last - first], lengths[first:last]
@@ -223,18 +244,7 @@ def pack(feeds: Sequence[Feed], call_cost: int) -> Pass:
                     max(lengths[a:b]) == 1 and min(contexts) == max(contexts),
                 )
             )
-    return Pass(
-        np.fromiter(itertools.chain.from_iterable(piece.tokens for piece in pieces), np.int64, ends[-1]),
-        positions,
-        positions,
-        np.repeat(np.array([piece.slot for piece in pieces], np.int64), lengths),
-        np.array(wanted, np.int64),
-        np.arange(len(wanted)),
-        tuple(groups),
-        written,
-        0,
-        False,
-    )
+    return tuple(groups)
 
 
 def as_pass(rectangle: Rectangle, capacity: int) -> Pass:

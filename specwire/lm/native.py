@@ -121,27 +121,30 @@ def _compiler() -> list[str] | None:
 
 def _load(compiler: list[str]) -> ctypes.CDLL:
     """From the cache folder, or from one of this process alone where nobody may write to it or run what lies in it."""
-    source = (files("specwire.lm") / "native.c").read_bytes()
-    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=_TIME_LIMIT_S).stdout
+    source = (files("specwire.lm") / "native.c").read_text(encoding="utf-8")
+    version = _run([*compiler, "--version"])
     made_from = hashlib.sha256(repr((source, version, compiler, _FLAGS)).encode()).hexdigest()[:16]
     with tempfile.TemporaryDirectory(prefix="specwire-") as own:
         try:
             return _load_from(cache_dir() / "native", made_from, compiler, source)
         except OSError as error:
-            log.info("no kernels from the cache folder: %s", error)
+            log.info("compiled layers cannot be kept in the cache folder: %s", error)
             return _load_from(Path(own), made_from, compiler, source)  # stays loaded when its file is gone
 
 
-def _load_from(folder: Path, made_from: str, compiler: list[str], source: bytes) -> ctypes.CDLL:
+def _load_from(folder: Path, made_from: str, compiler: list[str], source: str) -> ctypes.CDLL:
     """Loads the library from a folder; makes it there first if need be."""
     path = folder / f"native-{made_from}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as making:
             made = Path(making) / path.name
-            command = [*compiler, *_FLAGS, "-x", "c", "-", "-o", str(made)]
-            subprocess.run(
-                command, input=source.decode(), capture_output=True, check=True, text=True, timeout=_TIME_LIMIT_S
-            )
+            _run([*compiler, *_FLAGS, "-x", "c", "-", "-o", str(made), "-lm"], source)
             made.replace(path)
     return ctypes.CDLL(str(path))
+
+
+def _run(command: list[str], text: str = "") -> str:
+    """What it prints; `text` is its standard input."""
+    done = subprocess.run(command, input=text, capture_output=True, check=True, text=True, timeout=_TIME_LIMIT_S)
+    return done.stdout

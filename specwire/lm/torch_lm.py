@@ -65,7 +65,8 @@ class TorchModel:
         self._head.register_forward_pre_hook(self._keep_wanted)
         self._model = model
         self._body = getattr(model, model.base_model_prefix)
-        if isinstance(self._body, FusedBody) and self._body.native is not None:
+        self._compiled = isinstance(self._body, FusedBody) and self._body.native is not None
+        if self._compiled:
             self._strict_width = None  # no row depends on others whatever the shape
         self._cache_argument = compat.cache_argument(model)
         self._kv = KVSlots(num_slots, spec.max_context, self._device)
@@ -104,6 +105,8 @@ class TorchModel:
 
     def _passes(self, feeds: Sequence[Feed]) -> list[Pass]:
         """In the order in which they must run."""
+        if self._compiled:
+            return [pack(feeds, None)]
         if self._strict_width is not None:
             rectangles = plan_fixed(feeds, self.capacity, self._num_slots, self._strict_width)
         elif isinstance(self._body, FusedBody):

@@ -1,0 +1,303 @@
+"""The compiled layers: the function that torch computes, and no row that depends on others, to the last bit."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.lm import native
+from specwire.lm.fused import FusedBody
+from specwire.lm.linear import FbgemmLinear
+from specwire.lm.load import ModelConfig
+from specwire.lm.native_layers import NativeLinear
+from specwire.lm.port import Feed
+from specwire.lm.torch_lm import TorchModel
+from specwire.lm.torch_load import load_torch_model
+from tests.unit.lm.tiny import CONTEXT, VOCAB
+
+LIBRARY = native.load()
+if LIBRARY is None:
+    pytest.skip("needs Linux, AVX2 and a C compiler", allow_module_level=True)
+
+KINDS = ["llama", "llama_heads", "llama_long_heads", "llama_biased", "qwen2", "qwen3", "qwen3_wide", "mistral"]
+Load = Callable[..., TorchModel]
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of compute threads, for this test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def text(length: int = CONTEXT) -> list[int]:
+    rng = random.Random(length)
+    return [rng.randrange(VOCAB) for _ in range(length)]
+
+
+def one_by_one(model: TorchModel, tokens: list[int], slot: int = 0) -> torch.Tensor:
+    """Plain decoding. -> [tokens, columns]."""
+    return torch.cat([model.forward([Feed(slot, at, [token], 1)]).clone() for at, token in enumerate(tokens)])
+
+
+# ---------------------------------------------------------------- one product
+
+
+@functools.cache
+def layer(outputs: int, inputs: int, biased: bool) -> tuple[NativeLinear, torch.Tensor, torch.Tensor | None]:
+    """A layer and its weights."""
+    generator = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, inputs, generator=generator).half().float()
+    bias = torch.randn(outputs, generator=generator) if biased else None
+    return NativeLinear(LIBRARY, weight, bias), weight, bias
+
+
+@given(
+    rows=st.integers(1, 40),
+    outputs=st.sampled_from([1, 7, 8, 9, 64, 131]),
+    inputs=st.sampled_from([8, 24, 32, 200]),
+    biased=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_a_product_is_that_of_float64_and_of_each_row_alone(
+    rows: int, outputs: int, inputs: int, biased: bool, seed: int
+) -> None:
+    """Numbers of rows that fill no group, outputs that fill no block, inputs that fill no line of the cache."""
+    linear, weight, bias = layer(outputs, inputs, biased)
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(seed))
+
+    actual = linear(x)
+
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-5 * inputs**0.5)
+    assert torch.equal(actual, torch.cat([linear(x[r : r + 1]) for r in range(rows)]))
+
+
+def test_a_product_takes_any_shape_and_stride() -> None:
+    """[..., inputs], views included."""
+    linear, weight, _ = layer(7, 24, False)
+    x = torch.randn(2, 48, 5)[:, ::2].transpose(1, 2)
+
+    actual = linear(x)
+
+    assert actual.shape == (2, 5, 7)
+    torch.testing.assert_close(actual, torch.nn.functional.linear(x, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_not_a_number_stays_in_its_row() -> None:
+    linear, _, _ = layer(9, 32, False)
+    x = torch.ones(7, 32)
+    x[3, 5] = torch.nan
+
+    assert [r == 3 for r in range(7)] == linear(x).isnan().all(dim=1).tolist()
+    assert 9 == linear(x).isnan().sum()
+
+
+# ---------------------------------------------------------------- all layers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_those_of_transformers(kind: str, load: Load) -> None:
+    """The same ragged passes through both, with cut-backs."""
+    compiled, plain = load(kind, precision="float16"), load(kind, precision="float16", fused=False)
+    assert isinstance(compiled._body, FusedBody)
+    assert compiled._body.native is not None
+    tokens = text()
+
+    for feeds in (
+        [Feed(0, 0, tokens[:33], 3), Feed(1, 0, tokens[:5], 5), Feed(3, 0, tokens[2:4], 1)],
+        [Feed(0, 21, tokens[:9], 9), Feed(1, 5, [8], 1), Feed(3, 1, tokens[:20], 3)],
+        [Feed(1, 6, tokens[:58], 58), Feed(2, 0, tokens, 1)],
+    ):
+        expected, actual = plain.forward(feeds), compiled.forward(feeds)
+        assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("exactness", ["fast", "strict"])
+def test_no_row_depends_on_the_pass(kind: str, exactness: str, load: Load) -> None:
+    """Bit for bit: token by token, in blocks, in prompt chunks, with any neighbours, after refused blocks; `strict` or not."""
+    model = load(kind, precision="float16", exactness=exactness, max_block=4)
+    tokens = text()
+    expected = one_by_one(model, tokens)
+    rng = random.Random(3)
+    for slot in (0, 2):
+        at, actual = 0, []
+        while at < CONTEXT:
+            width = min(rng.choice([1, 2, 3, 5, 6, 7, 9, 30]), CONTEXT - at)
+            wrong = [(token + 1) % VOCAB for token in tokens[at : at + width]]
+            model.forward([Feed(slot, at, wrong, rng.randint(0, width))])  # refused
+            neighbours = [Feed(n, 0, text(rng.randint(1, 20)), 1) for n in (1, 3) if rng.random() < 0.5]
+            feeds = [*neighbours, Feed(slot, at, tokens[at : at + width], width)]
+            actual.append(model.forward(feeds)[len(neighbours) :].clone())
+            at += width
+
+        assert torch.equal(torch.cat(actual), expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_no_row_depends_on_the_threads(count: int, load: Load, threads: Callable[[int], None]) -> None:
+    model = load("llama_long_heads", precision="float16")
+    tokens = text()
+    threads(1)
+    expected = model.forward([Feed(0, 0, tokens, CONTEXT)]).clone()
+
+    threads(count)
+
+    assert torch.equal(model.forward([Feed(0, 0, tokens, CONTEXT)]), expected)
+
+
+def test_not_a_number_in_one_text_is_told_and_stays_there(load: Load) -> None:
+    """Of a cache that holds one: that text's scores are none, so its request fails; the neighbour's are what they were."""
+    model = load("llama", precision="float16")
+    feeds = [Feed(0, 0, text(9), 1), Feed(1, 0, text(14), 1)]
+    expected = model.forward(feeds).clone()
+    model._kv.both(0, 4, 8)[0, :, 3] = torch.nan
+
+    actual = model.forward([Feed(0, 9, [1], 1), Feed(1, 13, text(14)[13:], 1)])
+
+    assert bool(actual[0].isnan().all())
+    assert torch.equal(actual[1], expected[1])
+    assert torch.equal(model.forward(feeds), expected)
+
+
+def test_scores_far_apart(load: Load) -> None:
+    """Keys a thousand times as long: one cell takes all of the attention, and nothing overflows."""
+    model, plain = load("llama", precision="float16"), load("llama", precision="float16", fused=False)
+    tokens = text(30)
+    for each in (model, plain):
+        each.forward([Feed(0, 0, tokens, 1)])
+        for keys in each._kv._keys.values():
+            keys[0] *= 1000.0
+
+    expected = plain.forward([Feed(0, 30, [5], 1)])
+
+    torch.testing.assert_close(model.forward([Feed(0, 30, [5], 1)]), expected, rtol=1e-3, atol=1e-3)
+
+
+# ---------------------------------------------------------------- compiling
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Nothing is loaded and nothing in the cache. Yields the cache folder."""
+    monkeypatch.setenv("SPECWIRE_CACHE", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    native.load.cache_clear()
+    yield tmp_path
+    native.load.cache_clear()
+
+
+def script(path: Path, body: str) -> str:
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(stat.S_IRWXU)
+    return str(path)
+
+
+def test_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process finds the library; nothing else is left in the cache."""
+    assert native.load() is not None
+    (made,) = (fresh / "native").iterdir()
+    stamp = made.stat().st_mtime_ns
+    native.load.cache_clear()
+
+    assert native.load() is not None
+    assert [made] == list((fresh / "native").iterdir())
+    assert stamp == made.stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("damage", ["a file", "garbage", "readonly"])
+def test_a_cache_that_is_of_no_use(damage: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled for this process alone."""
+    if damage == "a file":
+        (fresh / "native").write_text("")
+    elif damage == "garbage":
+        assert native.load() is not None
+        native.load.cache_clear()
+        (made,) = (fresh / "native").iterdir()
+        made.unlink()  # another file, since the old one is mapped
+        made.write_bytes(b"not a library")
+    else:
+        monkeypatch.setenv("SPECWIRE_CACHE", "/proc/nowhere")
+
+    assert native.load() is not None
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        (None, "no C compiler"),
+        ("echo 'the disk is on fire' >&2; exit 1", "the disk is on fire"),
+        ('[ "$1" = --version ] && exit 0; for last; do :; done; echo nothing > "$last"', "cannot be used"),
+        ('[ "$1" = --version ] && exit 0; exit 0', "cannot be used"),
+    ],
+    ids=["none", "fails", "makes rubbish", "makes nothing"],
+)
+def test_without_a_compiler_all_works_and_it_is_said_once(
+    compiler: str | None,
+    said: str,
+    fresh: Path,
+    checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    load: Load,
+) -> None:
+    if compiler is None:
+        monkeypatch.setenv("PATH", str(fresh))
+    else:
+        monkeypatch.setenv("CC", script(fresh / "compiler", compiler))
+    settings: dict[str, Any] = {"precision": "float16", "max_sessions": 4}
+    with caplog.at_level(logging.WARNING):
+        models = [load_torch_model(ModelConfig(model=str(checkpoint("llama")), **settings)) for _ in range(2)]
+
+    (record,) = caplog.records
+    assert said in record.getMessage()
+    for model in models:
+        assert isinstance(model._body, FusedBody)
+        assert model._body.native is None
+        assert isinstance(model._head, FbgemmLinear)
+    feeds = [Feed(0, 0, text(20), 20)]
+    expected = load("llama", precision="float16").forward(feeds)
+    torch.testing.assert_close(models[0].forward(feeds), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_strict_without_a_compiler(
+    fresh: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs time there, and holds: token by token or in blocks, bit for bit."""
+    monkeypatch.setenv("PATH", str(fresh))
+    config = ModelConfig(
+        model=str(checkpoint("llama")), precision="float16", exactness="strict", max_block=4, max_sessions=2
+    )
+    model, tokens = load_torch_model(config), text(13)
+    expected = one_by_one(model, tokens)
+
+    blocks = [model.forward([Feed(1, at, tokens[at : at + 5], len(tokens[at : at + 5]))]).clone() for at in (0, 5, 10)]
+
+    assert torch.equal(torch.cat(blocks), expected)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "capability"),
+    [("Darwin", "x86_64", "AVX2"), ("Linux", "aarch64", "DEFAULT"), ("Linux", "x86_64", "DEFAULT")],
+)
+def test_other_machines_are_not_even_asked(
+    system: str, machine: str, capability: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native.platform, "system", lambda: system)
+    monkeypatch.setattr(native.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+    assert native.load() is None
+    assert [] == list(fresh.iterdir())
