@@ -41,11 +41,13 @@ class ModelConfig(BaseModel):
     max_sessions: int = Field(default=8, ge=1, le=65536)
     """Cache slots. Memory: slots x context x (bytes of keys and values per token)."""
     max_block: int = Field(default=16, ge=0, le=4096)
-    """Longest block of proposed tokens. Under `strict` every pass is max_sessions x (max_block + 1) tokens."""
+    """Longest block of proposed tokens. Under `strict` every pass is max_sessions x (max_block + 1) tokens, where it has to be."""
     exactness: Literal["fast", "strict"] = "fast"
-    """strict: every pass has one fixed shape, so that scores do not depend on what else is in the batch. Slow."""
+    """strict: scores do not depend on what else is in the batch. Compiled layers (native.c) keep that at no cost; others by one
+    fixed shape of every pass, slowly."""
     fused: bool = True
-    """Llama and its relatives run on our own layers, with fewer and larger operations (fused.py); false: on transformers' own."""
+    """Llama and its relatives run on our own layers: compiled ones on CPUs with float16 weights (native.c), else ones of fewer and
+    larger operations (fused.py); false: on transformers' own."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads on a CPU; 0: as the library decides."""
     table: TableConfig | None = None

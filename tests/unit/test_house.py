@@ -169,7 +169,8 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
         "from importlib.resources import files\n"
         "print([m.__file__.startswith(sysconfig.get_path('purelib')) for m in (deploy, specwire, coordinator)])\n"
         "print(topology.shipped_names(), len(topology.load().services()))\n"
-        "print((files('deploy.models.demo_draft') / 'config.json').is_file(), (files('specwire') / 'py.typed').is_file())\n"
+        "print((files('deploy.models.demo_draft') / 'config.json').is_file(), (files('specwire') / 'py.typed').is_file(), "
+        "(files('specwire.lm') / 'native.c').is_file())\n"
     )
     import numpy
 
@@ -190,6 +191,6 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     assert [
         "[True, True, True]",
         "['default', 'plain', 'table', 'two_gpus'] 3",
-        "True True",
+        "True True True",
     ] == done.stdout.splitlines()
     assert (0, f"specwire {PROJECT['project']['version']}\n") == (script.returncode, script.stdout)
