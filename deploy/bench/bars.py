@@ -165,8 +165,8 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
     for name in ("both", "draft"):
         runs = bars.runs[name]
         pairs = [(p.total_seconds, r.total_seconds) for p, r in zip(plain, runs, strict=True)]
-        chosen = [pair for pair, kind in zip(pairs, bars.kinds, strict=True) if kind in COPYING]
         decoding = [(p.seconds, r.seconds) for p, r in zip(plain, runs, strict=True)]
+        copies = [kind in COPYING for kind in bars.kinds]
         limits = [
             ((len(p.ids) - 1) * loop.seconds("target", 1), limit_seconds(r, loop))
             for p, r in zip(plain, runs, strict=True)
@@ -175,7 +175,9 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
         report[name] = {
             "speedup": _shown(bootstrap(pairs, total_ratio)),
             "speedup_median": _shown(bootstrap(pairs, median_ratio)),
-            "speedup_copying": _shown(bootstrap(chosen, total_ratio)) if chosen else None,
+            "speedup_copying": _of(pairs, copies),
+            "decoding": _shown(bootstrap(decoding, total_ratio)),
+            "decoding_copying": _of(decoding, copies),
             "by_kind": {
                 kind: total_ratio([pair for pair, k in zip(pairs, bars.kinds, strict=True) if k == kind])
                 for kind in dict.fromkeys(bars.kinds)
@@ -201,6 +203,12 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
         "ratio": _shown(bootstrap(bars.token_pairs, median_ratio)),
         "difference_ms": 1e3 * statistics.median(service - bare for service, bare in bars.token_pairs),
     }
+
+
+def _of(pairs: list[tuple[float, float]], chosen: list[bool]) -> dict[str, float] | None:
+    """Ratio of the chosen pairs; None when there are none."""
+    found = list(itertools.compress(pairs, chosen))
+    return _shown(bootstrap(found, total_ratio)) if found else None
 
 
 async def batch(client: Client, prompts: list[str], max_tokens: int, pairs: int, **options: Any) -> dict[str, Any]:
