@@ -15,8 +15,6 @@ instructions where it has any; where it has none a pass grows by a third of its 
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable
 
 import torch
@@ -59,17 +57,20 @@ def linear_maker(dtype: torch.dtype, device: torch.device, half_weights: bool, a
     depend on how many rows there are."""
     if dtype is not torch.float32 or device.type != "cpu":
         return None
-    if half_weights and can_halve():
-        return functools.partial(_half_linear, native.load(), aligned)
-    return PackedLinear if can_pack() else None
+    half = half_weights and can_halve()
+    library = native.load()
 
+    def other(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+        if half:
+            return FbgemmLinear(weight, bias, aligned)
+        return PackedLinear(weight, bias) if can_pack() else _torch_linear(weight, bias)
 
-def _half_linear(
-    library: ctypes.CDLL | None, aligned: bool, weight: torch.Tensor, bias: torch.Tensor | None
-) -> nn.Module:
-    if library is not None and weight.shape[1] % native.LANES == 0:
-        return NativeLinear(library, weight, bias)
-    return FbgemmLinear(weight, bias, aligned)
+    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+        if library is None or weight.shape[1] % native.LANES:
+            return other(weight, bias)
+        return NativeLinear(library, weight, bias, half=half)
+
+    return make
 
 
 class FbgemmLinear(nn.Module):

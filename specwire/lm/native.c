@@ -1,4 +1,5 @@
-/* The layers of Llama and its relatives on a CPU with AVX2: float16 weights, float32 arithmetic, few rows. See native.py.
+/* The layers of Llama and its relatives on a CPU with AVX2: weights in float16 or float32, arithmetic in float32, few rows. See
+ * native_layers.py.
  *
  * Law. What a row becomes depends on its own text alone, to the last bit: not on how many rows there are, nor on how many
  * threads, nor on how its text was cut into passes. Every sum is taken in one order: products with weights in eight partial
@@ -25,6 +26,8 @@ enum {
     ROWS = 6,        /* computed together; with two outputs they fill fifteen of the sixteen registers */
     AHEAD = 8192,    /* bytes of weights between what is used and what is fetched: several times the memory's delay */
     LINE = 64,       /* bytes of a cache line */
+    HALF = 2,        /* bytes of a weight in float16 */
+    SINGLE = 4,      /* and in float32 */
     CHUNKS = 4,      /* per thread: a thread that has to wait for its core leaves some to the others */
     CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
     UNIT_TOKENS = 4, /* tokens of a slot that attend together */
@@ -35,9 +38,10 @@ enum {
 
 /* One product: y = x W' + bias. */
 typedef struct {
-    const uint16_t *weight; /* [outputs rounded up to blocks of OUTPUTS, inputs] */
+    const char *weight;     /* [outputs rounded up to blocks of OUTPUTS, inputs] */
     const float *bias;      /* [the same] or NULL */
     size_t outputs, inputs; /* inputs: a multiple of LANES */
+    size_t size;            /* of a weight: HALF or SINGLE */
 } linear_t;
 
 typedef struct {
@@ -95,18 +99,21 @@ INLINE __m256 exp_of_lanes(__m256 x) {
 
 /* ---------------------------------------------------------------- products with weights */
 
-/* `rows` rows of x by `outputs` rows of W. Both are constants where this is inlined, so that all sums stay in registers. */
-INLINE void tile(const int rows, const int outputs, const uint16_t *w, const float *x, float *y, size_t inputs, size_t stride) {
+INLINE __m256 load(const char *w, const size_t size) {
+    return size == HALF ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w)) : _mm256_loadu_ps((const float *)w);
+}
+
+/* `rows` rows of x by `outputs` rows of W. Both are constants where this is inlined, as is `size`, so that all sums stay in
+ * registers. */
+INLINE void tile(const int rows, const int outputs, const size_t size, const char *w, const float *x, float *y, size_t inputs) {
     __m256 sums[ROWS][OUTPUTS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int n = 0; n < outputs; n++) sums[r][n] = _mm256_setzero_ps();
     for (size_t k = 0; k < inputs; k += LANES) {
         __m256 weights[OUTPUTS];
-        if (k % (LINE / sizeof *w) == 0) /* tiles follow each other in memory, so this covers all that comes */
-            UNROLL for (int n = 0; n < outputs; n++)
-                _mm_prefetch((const char *)w + AHEAD + k * outputs * sizeof *w + n * LINE, _MM_HINT_NTA);
-        UNROLL for (int n = 0; n < outputs; n++)
-            weights[n] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(w + n * inputs + k)));
+        if (k % (LINE / size) == 0) /* tiles follow each other in memory, so this covers all that comes */
+            UNROLL for (int n = 0; n < outputs; n++) _mm_prefetch(w + AHEAD + k * outputs * size + n * LINE, _MM_HINT_NTA);
+        UNROLL for (int n = 0; n < outputs; n++) weights[n] = load(w + (n * inputs + k) * size, size);
         UNROLL for (int r = 0; r < rows; r++) {
             __m256 numbers = _mm256_loadu_ps(x + r * inputs + k);
             __asm__("" : "+x"(numbers)); /* loaded once, not again for every output: loads are what there is too little of */
@@ -114,14 +121,14 @@ INLINE void tile(const int rows, const int outputs, const uint16_t *w, const flo
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int n = 0; n < outputs; n++) y[r * stride + n] = sum_of_lanes(sums[r][n]);
+        UNROLL for (int n = 0; n < outputs; n++) y[r * OUTPUTS + n] = sum_of_lanes(sums[r][n]);
 }
 
 #define TILES(rows, outputs) \
-    for (int n = 0; n < OUTPUTS; n += outputs) tile(rows, outputs, w + n * inputs, x, y + n, inputs, OUTPUTS)
+    for (int n = 0; n < OUTPUTS; n += outputs) tile(rows, outputs, size, w + n * inputs * size, x, y + n, inputs)
 
 /* OUTPUTS rows of W for up to ROWS rows of x -> y [rows, OUTPUTS]. */
-static void block(size_t rows, const uint16_t *w, const float *x, float *y, size_t inputs) {
+INLINE void block(size_t rows, const size_t size, const char *w, const float *x, float *y, size_t inputs) {
     switch (rows) {
         case 1: TILES(1, 8); break;
         case 2: TILES(2, 4); break;
@@ -143,7 +150,11 @@ static void linear(const linear_t *l, const float *x, float *y, size_t rows, int
             for (size_t row = 0, g = 0; g < groups; g++) {
                 const size_t take = (rows - row + groups - g - 1) / (groups - g);
                 float sums[ROWS * OUTPUTS];
-                block(take, l->weight + n * l->inputs, x + row * l->inputs, sums, l->inputs);
+                const char *w = l->weight + n * l->inputs * l->size;
+                if (l->size == HALF)
+                    block(take, HALF, w, x + row * l->inputs, sums, l->inputs);
+                else
+                    block(take, SINGLE, w, x + row * l->inputs, sums, l->inputs);
                 for (size_t r = 0; r < take; r++)
                     for (size_t j = 0; j < valid; j++) {
                         float *to = y + (row + r) * l->outputs + n + j;

@@ -39,7 +39,7 @@ Address, Size = ctypes.c_void_p, ctypes.c_size_t
 class Linear(ctypes.Structure):
     """`linear_t` of `native.c`."""
 
-    _fields_ = (("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size))
+    _fields_ = (("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size), ("size", Size))
 
 
 class Layer(ctypes.Structure):
@@ -95,7 +95,7 @@ def load() -> ctypes.CDLL | None:
 
 
 def _warn(reason: str) -> None:
-    log.warning("compiled layers are not in use, and steps take up to half as long again: %s", reason)
+    log.warning("compiled layers are not in use, so a step takes up to twice as long: %s", reason)
 
 
 def _reason(error: Exception) -> str:

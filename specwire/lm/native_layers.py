@@ -1,4 +1,4 @@
-"""Layers that run on `native.c`: on a CPU, float16 weights and float32 arithmetic, a body of layers as one call.
+"""Layers that run on `native.c`: on a CPU, weights in float16 or float32, arithmetic in float32, a body of layers as one call.
 
 Law. A row's result is the same to the last bit whatever other rows there are, whatever the number of threads, and however its
 text was cut into passes. C checks nothing: shapes and types are checked here, and what an address was given of is kept alive.
@@ -20,22 +20,26 @@ from specwire.lm.native import LANES, UNIT_TOKENS
 
 
 class NativeLinear(nn.Module):
-    """A frozen linear layer, float16 weights and float32 arithmetic, [..., inputs] -> [..., outputs]."""
+    """A frozen linear layer, arithmetic in float32, [..., inputs] -> [..., outputs]."""
 
-    def __init__(self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """`weight` [outputs, inputs], inputs a multiple of `LANES`, and `bias` [outputs], both float32 on the CPU."""
+    def __init__(self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, *, half: bool) -> None:
+        """`weight` [outputs, inputs], inputs a multiple of `LANES`, and `bias` [outputs], both float32 on the CPU. `half`: keep the
+        weights in float16."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         assert self.in_features % LANES == 0
         missing = -self.out_features % LANES
         self._library = library
-        self._weight = F.pad(weight.detach().half(), (0, 0, 0, missing)).contiguous()
-        self._bias = None if bias is None else F.pad(bias.detach().float(), (0, missing)).contiguous()
+        weight = weight.detach().half() if half else weight.detach()
+        # as it is, if it can be: then memory stays shared with a tied table of embeddings
+        self._weight = (F.pad(weight, (0, 0, 0, missing)) if missing else weight).contiguous()
+        self._bias = None if bias is None else F.pad(bias.detach(), (0, missing)).contiguous()
         self.call = native.Linear(
             self._weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self.out_features,
             self.in_features,
+            self._weight.itemsize,
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

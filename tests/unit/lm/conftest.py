@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from specwire.lm import native
 from specwire.lm.load import ModelConfig
 from specwire.lm.torch_lm import TorchModel
 from specwire.lm.torch_load import load_torch_model
@@ -38,13 +39,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def load(checkpoint: Callable[[str], Path]) -> Callable[..., TorchModel]:
-    """A model of a kind behind the port; one for each set of settings, since a slot begins anew at start 0."""
+    """A model of a kind behind the port; one for each set of settings, since a slot begins anew at start 0. `compiled`: on
+    `native.c`; False: on torch, as where there is no compiler."""
     made: dict[tuple[object, ...], TorchModel] = {}
 
-    def get(kind: str, **settings: Any) -> TorchModel:
-        key = (kind, *sorted(settings.items()))
+    def get(kind: str, *, compiled: bool = False, **settings: Any) -> TorchModel:
+        key = (kind, compiled, *sorted(settings.items()))
         if key not in made:
-            made[key] = load_torch_model(ModelConfig(**{"model": str(checkpoint(kind)), "max_sessions": 4} | settings))
+            config = ModelConfig(**{"model": str(checkpoint(kind)), "max_sessions": 4} | settings)
+            with pytest.MonkeyPatch.context() as patch:
+                if not compiled:
+                    patch.setattr(native, "load", lambda: None)
+                made[key] = load_torch_model(config)
         return made[key]
 
     return get

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.lm import native
@@ -23,13 +23,14 @@ from specwire.lm.native_layers import NativeLinear
 from specwire.lm.port import Feed
 from specwire.lm.torch_lm import TorchModel
 from specwire.lm.torch_load import load_torch_model
-from tests.unit.lm.tiny import CONTEXT, VOCAB
+from tests.unit.lm.tiny import CONTEXT, VOCAB, refuse
 
 LIBRARY = native.load()
 if LIBRARY is None:
     pytest.skip("needs Linux, AVX2 and a C compiler", allow_module_level=True)
 
 KINDS = ["llama", "llama_heads", "llama_long_heads", "llama_biased", "qwen2", "qwen3", "qwen3_wide", "mistral"]
+PRECISIONS = ["float16", "float32"]
 Load = Callable[..., TorchModel]
 
 
@@ -55,26 +56,31 @@ def one_by_one(model: TorchModel, tokens: list[int], slot: int = 0) -> torch.Ten
 
 
 @functools.cache
-def layer(outputs: int, inputs: int, biased: bool) -> tuple[NativeLinear, torch.Tensor, torch.Tensor | None]:
+def layer(
+    outputs: int, inputs: int, biased: bool, half: bool
+) -> tuple[NativeLinear, torch.Tensor, torch.Tensor | None]:
     """A layer and its weights."""
     generator = torch.Generator().manual_seed(outputs)
-    weight = torch.randn(outputs, inputs, generator=generator).half().float()
+    weight = torch.randn(outputs, inputs, generator=generator)
+    weight = weight.half().float() if half else weight
     bias = torch.randn(outputs, generator=generator) if biased else None
-    return NativeLinear(LIBRARY, weight, bias), weight, bias
+    return NativeLinear(LIBRARY, weight, bias, half=half), weight, bias
 
 
+@settings(deadline=None)
 @given(
     rows=st.integers(1, 40),
     outputs=st.sampled_from([1, 7, 8, 9, 64, 131]),
     inputs=st.sampled_from([8, 24, 32, 200]),
     biased=st.booleans(),
+    half=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_a_product_is_that_of_float64_and_of_each_row_alone(
-    rows: int, outputs: int, inputs: int, biased: bool, seed: int
+    rows: int, outputs: int, inputs: int, biased: bool, half: bool, seed: int
 ) -> None:
     """Numbers of rows that fill no group, outputs that fill no block, inputs that fill no line of the cache."""
-    linear, weight, bias = layer(outputs, inputs, biased)
+    linear, weight, bias = layer(outputs, inputs, biased, half)
     x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(seed))
 
     actual = linear(x)
@@ -86,7 +92,7 @@ def test_a_product_is_that_of_float64_and_of_each_row_alone(
 
 def test_a_product_takes_any_shape_and_stride() -> None:
     """[..., inputs], views included."""
-    linear, weight, _ = layer(7, 24, False)
+    linear, weight, _ = layer(7, 24, False, True)
     x = torch.randn(2, 48, 5)[:, ::2].transpose(1, 2)
 
     actual = linear(x)
@@ -96,7 +102,7 @@ def test_a_product_takes_any_shape_and_stride() -> None:
 
 
 def test_not_a_number_stays_in_its_row() -> None:
-    linear, _, _ = layer(9, 32, False)
+    linear, _, _ = layer(9, 32, False, False)
     x = torch.ones(7, 32)
     x[3, 5] = torch.nan
 
@@ -108,9 +114,11 @@ def test_not_a_number_stays_in_its_row() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_layers_are_those_of_transformers(kind: str, load: Load) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_layers_are_those_of_transformers(kind: str, precision: str, load: Load) -> None:
     """The same ragged passes through both, with cut-backs."""
-    compiled, plain = load(kind, precision="float16"), load(kind, precision="float16", fused=False)
+    compiled = load(kind, compiled=True, precision=precision)
+    plain = load(kind, precision=precision, fused=False)
     assert isinstance(compiled._body, FusedBody)
     assert compiled._body.native is not None
     tokens = text()
@@ -125,10 +133,10 @@ def test_layers_are_those_of_transformers(kind: str, load: Load) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("exactness", ["fast", "strict"])
-def test_no_row_depends_on_the_pass(kind: str, exactness: str, load: Load) -> None:
+@pytest.mark.parametrize(("precision", "exactness"), [("float16", "fast"), ("float32", "fast"), ("float32", "strict")])
+def test_no_row_depends_on_the_pass(kind: str, precision: str, exactness: str, load: Load) -> None:
     """Bit for bit: token by token, in blocks, in prompt chunks, with any neighbours, after refused blocks; `strict` or not."""
-    model = load(kind, precision="float16", exactness=exactness, max_block=4)
+    model = load(kind, compiled=True, precision=precision, exactness=exactness, max_block=4)
     tokens = text()
     expected = one_by_one(model, tokens)
     rng = random.Random(3)
@@ -148,7 +156,7 @@ def test_no_row_depends_on_the_pass(kind: str, exactness: str, load: Load) -> No
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_no_row_depends_on_the_threads(count: int, load: Load, threads: Callable[[int], None]) -> None:
-    model = load("llama_long_heads", precision="float16")
+    model = load("llama_long_heads", compiled=True)
     tokens = text()
     threads(1)
     expected = model.forward([Feed(0, 0, tokens, CONTEXT)]).clone()
@@ -160,7 +168,7 @@ def test_no_row_depends_on_the_threads(count: int, load: Load, threads: Callable
 
 def test_not_a_number_in_one_text_is_told_and_stays_there(load: Load) -> None:
     """Of a cache that holds one: that text's scores are none, so its request fails; the neighbour's are what they were."""
-    model = load("llama", precision="float16")
+    model = load("llama", compiled=True)
     feeds = [Feed(0, 0, text(9), 1), Feed(1, 0, text(14), 1)]
     expected = model.forward(feeds).clone()
     model._kv.both(0, 4, 8)[0, :, 3] = torch.nan
@@ -174,7 +182,7 @@ def test_not_a_number_in_one_text_is_told_and_stays_there(load: Load) -> None:
 
 def test_scores_far_apart(load: Load) -> None:
     """Keys a thousand times as long: one cell takes all of the attention, and nothing overflows."""
-    model, plain = load("llama", precision="float16"), load("llama", precision="float16", fused=False)
+    model, plain = load("llama", compiled=True), load("llama", fused=False)
     tokens = text(30)
     for each in (model, plain):
         each.forward([Feed(0, 0, tokens, 1)])
@@ -215,6 +223,30 @@ def test_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert native.load() is not None
     assert [made] == list((fresh / "native").iterdir())
     assert stamp == made.stat().st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("+ pass->positions[r]) * dim, x, dim", "+ (r ? pass->positions[r] - 1 : 0)) * dim, x, dim"),
+        ("mine = pass->positions[t] + 1, until", "mine = pass->positions[t], until"),
+        ("low * cos[j] + high * sin[j]", "low * cos[j] - high * sin[j]"),
+    ],
+    ids=["another cell", "its own cell unseen", "turned the other way"],
+)
+def test_the_trial_notices_wrong_layers(
+    right: str, wrong: str, fresh: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeded mistakes, and a compiler that makes them: refused at start instead of answering wrongly."""
+    load_from = native._load_from
+
+    def mistaken(folder: Path, made_from: str, compiler: list[str], source: str) -> Any:
+        assert 1 == source.count(right)
+        return load_from(folder, made_from, compiler, source.replace(right, wrong))
+
+    monkeypatch.setattr(native, "_load_from", mistaken)
+
+    refuse(checkpoint("llama"), "model", "can be cut back")
 
 
 @pytest.mark.parametrize("damage", ["a file", "garbage", "readonly"])
@@ -268,7 +300,7 @@ def test_without_a_compiler_all_works_and_it_is_said_once(
         assert model._body.native is None
         assert isinstance(model._head, FbgemmLinear)
     feeds = [Feed(0, 0, text(20), 20)]
-    expected = load("llama", precision="float16").forward(feeds)
+    expected = load("llama", compiled=True, precision="float16").forward(feeds)
     torch.testing.assert_close(models[0].forward(feeds), expected, rtol=1e-4, atol=1e-4)
 
 

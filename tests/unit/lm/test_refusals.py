@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from specwire.lm import native
 from specwire.lm.kv_slots import KVSlots
 from tests.unit.lm.tiny import CONTEXT, build, greedy, refuse
 
@@ -72,6 +73,7 @@ def test_the_trial_notices_a_cache_that_is_misread(mistake: str, llama: Path, mo
         "attention raises": ("_attend", fail),
     }
     monkeypatch.setattr(KVSlots, *target[mistake])
+    monkeypatch.setattr(native, "load", lambda: None)  # test_native.py seeds its own
 
     said = "attention of another kind" if mistake == "attention raises" else "can be cut back"
     refuse(llama, "model", said, fused=not mistake.endswith("other layers"))
