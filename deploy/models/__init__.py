@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from deploy.models.download import fetch
     from deploy.models.progress import Report, bars
     from deploy.models.store import Entry, ModelError, listing, resolve, verify
-    from specwire.cache import cache_dir
 
-__all__ = ["Entry", "ModelError", "Report", "bars", "cache_dir", "fetch", "listing", "resolve", "verify"]
+__all__ = ["Entry", "ModelError", "Report", "bars", "fetch", "listing", "resolve", "verify"]
 
 _HOMES = {"fetch": "download", "Report": "progress", "bars": "progress"}
 

@@ -3,7 +3,7 @@
 transformers' own layer makes some sixty small tensor operations and as many Python calls; on two cores they take as long as
 the products of a 135M model. Here q, k and v are one product, gate and up another, rotation is three operations for queries
 and keys together, and nothing is transposed when a row has one token. Rows of any lengths are one pass, without padding. On
-CPUs with float16 weights all of it is one call (native.c); what follows here is for where that cannot be had.
+CPUs all of it is one call (native.c); what follows here is for where that cannot be had.
 
 Law. Same function as the layers it replaces, up to rounding; held to it by tests and by the trial at every loading. Which layers
 it may replace is decided by their exact classes: a subclass may mean something else.
@@ -11,6 +11,7 @@ it may replace is decided by their exact classes: a subclass may mean something 
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from specwire.lm import native
 from specwire.lm.kv_slots import KVSlots
 from specwire.lm.linear import GatedMLP, Maker, is_silu, make_linear
-from specwire.lm.native_layers import Heads, LayerParts, NativeLayers, NativeLinear
+from specwire.lm.native_layers import Heads, LayerParts, NativeLayers
 
 _BODIES = {
     modeling_llama.LlamaModel: (modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm),
@@ -96,7 +97,7 @@ class _Layer(nn.Module):
 class FusedBody(nn.Module):
     """Stands in for `LlamaModel` and its like: tokens to hidden states, through our cache."""
 
-    def __init__(self, make: Maker | None, body: Any, capacity: int, strict: bool) -> None:
+    def __init__(self, make: Maker | None, body: Any, capacity: int, strict: bool, library: ctypes.CDLL | None) -> None:
         super().__init__()
         self.embed_tokens = body.embed_tokens
         # One table serves every pass: kinds that change with the length of the text are refused (`hf_model.check_supported`).
@@ -110,28 +111,25 @@ class FusedBody(nn.Module):
             self.layers.append(_Layer(make, layer, strict))
             body.layers[index] = nn.Identity()  # its weights go now, so that memory holds one layer twice, not all
         self.norm = _norm(body.norm, strict)
-        self.native = self._native()
+        self.native = self._compiled(library) if library is not None else None
         """All layers as one call, where the device has it; then no row's result depends on others."""
 
-    def _native(self) -> NativeLayers | None:
-        library, parts = native.load(), []
-        layers: list[_Layer] = list(self.layers)  # type: ignore[arg-type]
-        for layer in layers:
-            qkv, out, gate_up, down = layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down
-            if not (
-                isinstance(qkv, NativeLinear)
-                and isinstance(out, NativeLinear)
-                and isinstance(gate_up, NativeLinear)
-                and isinstance(down, NativeLinear)
-            ):
-                return None
-            query_norm = layer.query_norm.weight if layer.query_norm is not None else None
-            key_norm = layer.key_norm.weight if layer.key_norm is not None else None
-            norms = layer.before_attention.weight, layer.before_mlp.weight, query_norm, key_norm
-            parts.append(LayerParts(qkv, out, gate_up, down, *norms))
+    def _compiled(self, library: ctypes.CDLL) -> NativeLayers:
+        layers: list[Any] = list(self.layers)
+        parts = [
+            LayerParts(
+                layer.qkv,
+                layer.out,
+                layer.mlp.gate_up,
+                layer.mlp.down,
+                layer.before_attention.weight,
+                layer.before_mlp.weight,
+                layer.query_norm.weight if layer.query_norm is not None else None,
+                layer.key_norm.weight if layer.key_norm is not None else None,
+            )
+            for layer in layers
+        ]
         first = layers[0]
-        if library is None or first.head_dim % native.LANES:
-            return None
         heads = Heads(first.heads, first.kv_heads, first.head_dim, first.scaling)
         return NativeLayers(library, parts, self.norm.weight, self.norm.eps, self._cos, self._sin, heads)
 
@@ -147,13 +145,27 @@ class FusedBody(nn.Module):
         return result
 
 
-def fuse(model: PreTrainedModel, make: Maker | None, capacity: int, strict: bool) -> None:
-    """Replaces the model's body by a `FusedBody` where its architecture is known; takes its weights over.
-    `make`: see `linear_maker`. `capacity`: positions there will ever be. `strict`: no row's result may depend on others."""
+def compiled_library(model: PreTrainedModel) -> ctypes.CDLL | None:
+    """What runs this model's layers as one call; None: it is of another architecture or dtype, of sizes that do not fit, not on a
+    CPU, or the library cannot be had."""
+    body = getattr(model, model.base_model_prefix)
+    if model.dtype is not torch.float32 or model.device.type != "cpu" or not _is_known(body):
+        return None
+    first = body.layers[0]
+    sizes = first.self_attn.head_dim, first.mlp.down_proj.in_features, first.mlp.down_proj.out_features
+    return native.load() if all(size % native.LANES == 0 for size in sizes) else None
+
+
+def fuse(
+    model: PreTrainedModel, make: Maker | None, capacity: int, strict: bool, library: ctypes.CDLL | None = None
+) -> None:
+    """Replaces the model's body by a `FusedBody` where its architecture is known; takes its weights over. `make`: see
+    `linear_maker`. `capacity`: positions there will ever be. `strict`: no row's result may depend on others. `library`: see
+    `compiled_library`."""
     body = getattr(model, model.base_model_prefix)
     if _is_known(body):
         with torch.inference_mode():
-            setattr(model, model.base_model_prefix, FusedBody(make, body, capacity, strict))
+            setattr(model, model.base_model_prefix, FusedBody(make, body, capacity, strict, library))
 
 
 def _is_known(body: Any) -> bool:

@@ -104,7 +104,7 @@ class KVSlots(Cache):  # type: ignore[misc]
     def both(self, layer: int, heads: int, head_dim: int) -> torch.Tensor:
         """Where these keys and values lie, for whoever writes them himself: [slots, heads, capacity + 1, head_dim] float32."""
         if layer not in self._both:
-            self._allocate_both(layer, torch.empty(0, heads, head_dim, device=self.device))
+            self._allocate_both(layer, torch.empty(0, heads, head_dim, dtype=torch.float32, device=self.device))
         return self._both[layer]
 
     def _allocate_both(self, layer: int, like: torch.Tensor) -> torch.Tensor:

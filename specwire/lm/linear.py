@@ -15,13 +15,14 @@ instructions where it has any; where it has none a pass grows by a third of its 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specwire.lm import native
 from specwire.lm.native_layers import NativeLinear
 
 PACKED_FOR_ROWS = 8
@@ -50,34 +51,27 @@ def can_halve() -> bool:
     return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(torch.ops.quantized, "linear_prepack_fp16")
 
 
-def linear_maker(dtype: torch.dtype, device: torch.device, half_weights: bool, aligned: bool) -> Maker | None:
+def linear_maker(
+    dtype: torch.dtype, device: torch.device, half_weights: bool, aligned: bool, library: ctypes.CDLL | None = None
+) -> Maker | None:
     """How linear layers are made for a model of this dtype; None: `torch.nn.Linear` it is.
 
     `half_weights`: every weight is a float16 number, so that storing it as one loses nothing. `aligned`: no row's result may
-    depend on how many rows there are."""
+    depend on how many rows there are. `library`: of the model's compiled layers, where it has them (`fused.compiled_library`)."""
+    if library is not None:
+        return functools.partial(NativeLinear, library, half=half_weights)
     if dtype is not torch.float32 or device.type != "cpu":
         return None
-    half = half_weights and can_halve()
-    library = native.load()
-
-    def other(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-        if half:
-            return FbgemmLinear(weight, bias, aligned)
-        return PackedLinear(weight, bias) if can_pack() else _torch_linear(weight, bias)
-
-    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-        if library is None or weight.shape[1] % native.LANES:
-            return other(weight, bias)
-        return NativeLinear(library, weight, bias, half=half)
-
-    return make
+    if half_weights and can_halve():
+        return functools.partial(FbgemmLinear, aligned=aligned)
+    return PackedLinear if can_pack() else None
 
 
 class FbgemmLinear(nn.Module):
     """A frozen linear layer on the CPU, float16 weights and float32 arithmetic, [..., inputs] -> [..., outputs], where `native.c`
     cannot be had."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, aligned: bool) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, aligned: bool) -> None:
         """`weight` [outputs, inputs] and `bias` [outputs], both float32; see `linear_maker`."""
         super().__init__()
         self.out_features, self.in_features = weight.shape

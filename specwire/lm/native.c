@@ -3,7 +3,7 @@
  *
  * Law. What a row becomes depends on its own text alone, to the last bit: not on how many rows there are, nor on how many
  * threads, nor on how its text was cut into passes. Every sum is taken in one order: products with weights in eight partial
- * sums over the inputs and one fixed tree, attention cell after cell. So verifying a block gives the very scores that plain
+ * sums over the inputs and one fixed tree, values of cells one after the other. So verifying a block gives the very scores that plain
  * decoding would have given.
  *
  * Few rows are read, not computed. Weights lie as the checkpoint has them, [outputs, inputs], and are read once per pass and in
@@ -21,17 +21,17 @@
 #include <string.h>
 
 enum {
-    LANES = 8,       /* float32 numbers of a register */
-    OUTPUTS = 8,     /* computed together; their weights stay in the first cache for all rows */
+    OUTPUTS = 8,     /* computed together; their weights stay in a near cache for all rows */
     ROWS = 6,        /* computed together; with two outputs they fill fifteen of the sixteen registers */
     AHEAD = 8192,    /* bytes of weights between what is used and what is fetched: several times the memory's delay */
     LINE = 64,       /* bytes of a cache line */
     HALF = 2,        /* bytes of a weight in float16 */
     SINGLE = 4,      /* and in float32 */
     CHUNKS = 4,      /* per thread: a thread that has to wait for its core leaves some to the others */
+    REGISTERS = 8,   /* of values of a cell, where a head is a multiple of so many */
     CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
-    UNIT_TOKENS = 4, /* tokens of a slot that attend together */
 };
+/* LANES, float32 numbers of a register, and UNIT_TOKENS, tokens of a slot that attend together, come from native.py. */
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
@@ -210,7 +210,7 @@ static void turn_and_store(const body_t *body, const layer_t *layer, const pass_
     }
 }
 
-/* y = silu(gate) * up, [rows, 2 * size] -> [rows, size]. */
+/* y = silu(gate) * up, [rows, 2 * size] -> [rows, size]. Below -88 silu is 1e-36 or less, and not exact. */
 static void gate(const float *x, float *y, size_t rows, size_t size) {
 #pragma omp for schedule(static)
     for (size_t r = 0; r < rows; r++)
@@ -254,16 +254,16 @@ INLINE float exponentials(float *scores, size_t count) {
 }
 
 /* y += shares of `count` cells, one after the other. */
-INLINE void add_values(const float *shares, const float *values, float *y, size_t count, size_t dim, const size_t lanes) {
-    for (size_t j = 0; j < dim; j += lanes * LANES) {
-        __m256 sums[LANES];
-        UNROLL for (size_t n = 0; n < lanes; n++) sums[n] = _mm256_loadu_ps(y + j + n * LANES);
+INLINE void add_values(const float *shares, const float *values, float *y, size_t count, size_t dim, const size_t registers) {
+    for (size_t j = 0; j < dim; j += registers * LANES) {
+        __m256 sums[REGISTERS];
+        UNROLL for (size_t n = 0; n < registers; n++) sums[n] = _mm256_loadu_ps(y + j + n * LANES);
         for (size_t c = 0; c < count; c++) {
             const __m256 share = _mm256_set1_ps(shares[c]);
-            UNROLL for (size_t n = 0; n < lanes; n++)
+            UNROLL for (size_t n = 0; n < registers; n++)
                 sums[n] = _mm256_fmadd_ps(share, _mm256_loadu_ps(values + c * dim + j + n * LANES), sums[n]);
         }
-        UNROLL for (size_t n = 0; n < lanes; n++) _mm256_storeu_ps(y + j + n * LANES, sums[n]);
+        UNROLL for (size_t n = 0; n < registers; n++) _mm256_storeu_ps(y + j + n * LANES, sums[n]);
     }
 }
 
@@ -302,8 +302,8 @@ static void attend_unit(const body_t *body, const layer_t *layer, const pass_t *
             for (size_t h = 0; h < shared && begin < until; h++) {
                 const float *shares = scores + ((t - first) * shared + h) * stride + begin;
                 float *y = pass->narrow + (t * body->heads + kv_head * shared + h) * dim;
-                if (dim % (8 * LANES) == 0)
-                    add_values(shares, values + begin * dim, y, until - begin, dim, 8);
+                if (dim % (REGISTERS * LANES) == 0)
+                    add_values(shares, values + begin * dim, y, until - begin, dim, REGISTERS);
                 else
                     add_values(shares, values + begin * dim, y, until - begin, dim, 1);
             }
@@ -336,6 +336,9 @@ static size_t cut_into_units(const pass_t *pass) {
 }
 
 /* ---------------------------------------------------------------- what native.py calls */
+
+/* Compared with the structures of native.py. */
+const size_t specwire_sizes[] = {sizeof(linear_t), sizeof(layer_t), sizeof(body_t), sizeof(pass_t)};
 
 void specwire_linear(const linear_t *l, const float *x, float *y, size_t rows, int threads) {
 #pragma omp parallel num_threads(threads)

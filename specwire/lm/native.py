@@ -1,12 +1,14 @@
 """Compiles `native.c` at its first use, into the cache folder, loads it, and says what its structures look like.
 
-Law. A library is found by what it was made from: source, flags and compiler. It is written under another name and renamed, so that
-services starting together never load half of one; it takes a second. Where there is no compiler, or it fails, `load` returns
-None; that is said once, and everything works without it.
+Law. A library is found by what it was made from: source, flags and compiler. It is written under another name and renamed, with a
+digest beside it, so that neither services starting together nor a lost write ever load half of one. Only a folder that is the
+user's own and writable by nobody else is trusted. Where there is no compiler, or it fails, `load` returns None; that is said
+once, and everything works without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,6 +17,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from importlib.resources import files
@@ -26,12 +29,16 @@ from specwire.cache import cache_dir
 
 log = logging.getLogger(__name__)
 
-_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c", "-fopenmp", "-fPIC", "-shared")
-_TIME_LIMIT_S = 60.0
 LANES = 8
-"""Of `native.c`: sizes of inputs, heads and the hidden state must be multiples of it."""
+"""Numbers in a register: sizes of the hidden state, of inputs and of heads must be multiples of it."""
 UNIT_TOKENS = 4
-"""Of `native.c`."""
+"""Tokens of a slot that attend together; room for their scores is made for so many."""
+_FLAGS = (
+    *("-O3", "-std=gnu11", "-mavx2", "-mfma", "-mf16c", "-fopenmp", "-fPIC", "-shared"),
+    *("-fno-fast-math", "-ffp-contract=off"),  # sums keep their order, whatever the user's own flags say
+    *(f"-DLANES={LANES}", f"-DUNIT_TOKENS={UNIT_TOKENS}"),
+)
+_TIME_LIMIT_S = 60.0
 
 Address, Size = ctypes.c_void_p, ctypes.c_size_t
 
@@ -76,32 +83,23 @@ class Pass(ctypes.Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, or None where it cannot be had."""
+    """The library, or None where it cannot be had. Ask only for what would use it: a failure is told to the user."""
     if not _cpu_has_instructions():
         return None
-    compiler = _compiler()
-    if compiler is None:
-        _warn("there is no C compiler (cc, gcc or clang; CC names another)")
-        return None
     try:
-        library = _load(compiler)
+        library = _load(_compilers())
         library.specwire_linear.argtypes = [ctypes.POINTER(Linear), Address, Address, Size, ctypes.c_int]
         library.specwire_forward.argtypes = [ctypes.POINTER(Body), ctypes.POINTER(Pass), ctypes.c_int]
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        _warn(f"what {shlex.join(compiler)} makes of it cannot be used: {_reason(error)}")
+        sizes = tuple((Size * 4).in_dll(library, "specwire_sizes"))
+        if sizes != tuple(map(ctypes.sizeof, (Linear, Layer, Body, Pass))):
+            raise ValueError(f"structures of {sizes} bytes")
+    except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
+        text = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
+        reason = " ".join(text.split())[:300]
+        log.warning("compiled layers are not in use, so a step takes up to twice as long: %s", reason)
         return None
     library.specwire_linear.restype = library.specwire_forward.restype = None
     return library
-
-
-def _warn(reason: str) -> None:
-    log.warning("compiled layers are not in use, so a step takes up to twice as long: %s", reason)
-
-
-def _reason(error: Exception) -> str:
-    """One line."""
-    text = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
-    return " ".join(text.split())[:300]
 
 
 def _cpu_has_instructions() -> bool:
@@ -110,41 +108,73 @@ def _cpu_has_instructions() -> bool:
     return platform.system() == "Linux" and x86 and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
-def _compiler() -> list[str] | None:
-    """The command of a C compiler that is there."""
-    for command in (shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]):
-        found = shutil.which(command[0]) if command else None
-        if found is not None:
-            return [found, *command[1:]]
-    return None
+def _compilers() -> list[list[str]]:
+    """Commands of C compilers that are there, to be tried in turn. CC names the only one. Raises OSError if there is none."""
+    named = shlex.split(os.environ.get("CC", ""))
+    found = [command for command in ([named] if named else [["cc"], ["gcc"]]) if shutil.which(command[0])]
+    if not found:
+        raise FileNotFoundError(
+            f"CC={shlex.join(named)} is no command" if named else "there is no C compiler (cc, gcc; CC names another)"
+        )
+    return found
 
 
-def _load(compiler: list[str]) -> ctypes.CDLL:
-    """From the cache folder, or from one of this process alone where nobody may write to it or run what lies in it."""
+def _load(compilers: list[list[str]]) -> ctypes.CDLL:
+    """With the first that works."""
     source = (files("specwire.lm") / "native.c").read_text(encoding="utf-8")
+    for compiler in compilers[:-1]:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return _load_with(compiler, source)
+    return _load_with(compilers[-1], source)
+
+
+def _load_with(compiler: list[str], source: str) -> ctypes.CDLL:
+    """From the cache folder, or from one of this process alone where that is not to be used."""
+    command = [*compiler, *_FLAGS, "-x", "c", "-", "-lm"]
     version = _run([*compiler, "--version"])
-    made_from = hashlib.sha256(repr((source, version, compiler, _FLAGS)).encode()).hexdigest()[:16]
+    made_from = hashlib.sha256(repr((source, version, command)).encode()).hexdigest()[:16]
+    try:
+        return _load_from(_trusted(cache_dir() / "native"), made_from, command, source)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("compiled layers are not kept in the cache folder: %s", error)
     with tempfile.TemporaryDirectory(prefix="specwire-") as own:
-        try:
-            return _load_from(cache_dir() / "native", made_from, compiler, source)
-        except OSError as error:
-            log.info("compiled layers cannot be kept in the cache folder: %s", error)
-            return _load_from(Path(own), made_from, compiler, source)  # stays loaded when its file is gone
+        return _load_from(Path(own), made_from, command, source)  # stays loaded when its file is gone
 
 
-def _load_from(folder: Path, made_from: str, compiler: list[str], source: str) -> ctypes.CDLL:
+def _trusted(folder: Path) -> Path:
+    """Raises PermissionError if others could put code there for us to run."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} must belong to this user and be writable by nobody else")
+    return folder
+
+
+def _load_from(folder: Path, made_from: str, command: list[str], source: str) -> ctypes.CDLL:
     """Loads the library from a folder; makes it there first if need be."""
-    path = folder / f"native-{made_from}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    path, digest = folder / f"native-{made_from}.so", folder / f"native-{made_from}.sha256"
+    if not _whole(path, digest):
         with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as making:
             made = Path(making) / path.name
-            _run([*compiler, *_FLAGS, "-x", "c", "-", "-o", str(made), "-lm"], source)
+            _run([*command, "-o", str(made)], source)
+            told = Path(making) / digest.name
+            told.write_text(hashlib.sha256(made.read_bytes()).hexdigest(), encoding="ascii")
             made.replace(path)
+            told.replace(digest)
     return ctypes.CDLL(str(path))
+
+
+def _whole(path: Path, digest: Path) -> bool:
+    """Half a library is a crash, not an error."""
+    try:
+        return digest.read_text(encoding="ascii") == hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _run(command: list[str], text: str = "") -> str:
     """What it prints; `text` is its standard input."""
-    done = subprocess.run(command, input=text, capture_output=True, check=True, text=True, timeout=_TIME_LIMIT_S)
+    done = subprocess.run(
+        command, input=text, capture_output=True, check=True, text=True, errors="replace", timeout=_TIME_LIMIT_S
+    )
     return done.stdout

@@ -28,13 +28,17 @@ class NativeLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         assert self.in_features % LANES == 0
+        assert all(
+            each.dtype == torch.float32 and each.device.type == "cpu" for each in (weight, bias) if each is not None
+        )
+        assert bias is None or bias.shape == (self.out_features,)
         missing = -self.out_features % LANES
         self._library = library
         weight = weight.detach().half() if half else weight.detach()
         # as it is, if it can be: then memory stays shared with a tied table of embeddings
         self._weight = (F.pad(weight, (0, 0, 0, missing)) if missing else weight).contiguous()
         self._bias = None if bias is None else F.pad(bias.detach(), (0, missing)).contiguous()
-        self.call = native.Linear(
+        self.structure = native.Linear(
             self._weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self.out_features,
@@ -44,12 +48,11 @@ class NativeLinear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """The product."""
-        assert inputs.dtype == torch.float32
         assert inputs.shape[-1] == self.in_features
         inputs = inputs.contiguous()
-        result = torch.empty(*inputs.shape[:-1], self.out_features)
+        result = torch.empty(*inputs.shape[:-1], self.out_features, dtype=torch.float32, device="cpu")
         rows = inputs.numel() // self.in_features
-        self._library.specwire_linear(self.call, inputs.data_ptr(), result.data_ptr(), rows, torch.get_num_threads())
+        self._library.specwire_linear(self.structure, _address(inputs), _address(result), rows, torch.get_num_threads())
         return result
 
 
@@ -95,25 +98,38 @@ class NativeLayers:
         heads: Heads,
     ) -> None:
         """`last_norm` [hidden]; `cos`, `sin` [positions, 1, head_dim], the first half of `sin` negated."""
+        hidden, mixed = last_norm.numel(), (heads.queries + 2 * heads.keys) * heads.dim
         assert heads.dim % LANES == 0
-        assert cos.shape[-1] == sin.shape[-1] == heads.dim
+        assert heads.queries % heads.keys == 0
+        assert cos.shape[1:] == sin.shape[1:] == (1, heads.dim)
+        for each in layers:
+            assert (each.qkv.in_features, each.qkv.out_features) == (hidden, mixed)
+            assert (each.out.in_features, each.out.out_features) == (heads.queries * heads.dim, hidden)
+            assert (each.gate_up.in_features, each.gate_up.out_features) == (hidden, 2 * each.down.in_features)
+            assert each.down.out_features == each.before_attention.numel() == each.before_mlp.numel() == hidden
+            assert all(norm is None or norm.numel() == heads.dim for norm in (each.query_norm, each.key_norm))
         self._library = library
         self._parts = layers
         self._tables = last_norm, cos, sin
-        self._hidden, self._eps, self._heads = last_norm.numel(), eps, heads
-        mixed = (heads.queries + 2 * heads.keys) * heads.dim
+        self._hidden, self._eps, self._heads = hidden, eps, heads
         narrow = max(max(each.out.in_features, each.down.in_features) for each in layers)
         wide = max(each.gate_up.out_features for each in layers)
         self._widths = self._hidden, wide, mixed, narrow
         self._body: native.Body | None = None
+        self._kv: Storage | None = None
         self._storage: list[torch.Tensor] = []
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def __call__(self, states: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, kv: Storage) -> torch.Tensor:
-        """`states` [n, hidden], which is overwritten and returned; `slots`, `positions` [n], in the order of both."""
+        """`states` [n, hidden], which is overwritten and returned; `slots`, `positions` [n], in the order of both and within the
+        cache, as `feeds.py` makes them."""
         rows, threads, heads = len(states), torch.get_num_threads(), self._heads
+        assert states.shape == (rows, self._hidden)
+        assert slots.shape == positions.shape == (rows,)
+        assert slots.dtype == positions.dtype == torch.int64
         if self._body is None:
             self._body = self._bind(kv)
+        assert kv is self._kv
         row_of_scores = -(-self._body.cells_per_slot // LANES) * LANES
         scores = threads * UNIT_TOKENS * (heads.queries // heads.keys) * row_of_scores
         units = 2 * (rows + 1)  # of 64 bits
@@ -126,21 +142,23 @@ class NativeLayers:
         """Room for so many float32 numbers each, used by one pass after the other."""
         sizes = [-(-size // LANES) * LANES for size in sizes]
         if self._scratch.numel() < sum(sizes):
-            self._scratch = torch.empty(sum(sizes))
+            self._scratch = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
         first = self._scratch.data_ptr()
         return [first + self._scratch.itemsize * sum(sizes[:n]) for n in range(len(sizes))]
 
     def _bind(self, kv: Storage) -> native.Body:
         """The layers over one cache; there is no other for these layers ever after."""
+        self._kv = kv
         self._storage = [kv.both(index, 2 * self._heads.keys, self._heads.dim) for index in range(len(self._parts))]
         layers = (native.Layer * len(self._parts))()
         for layer, parts, storage in zip(layers, self._parts, self._storage, strict=True):
             for name in ("qkv", "out", "gate_up", "down"):
-                setattr(layer, name, getattr(parts, name).call)
+                setattr(layer, name, getattr(parts, name).structure)
             for name in ("before_attention", "before_mlp", "query_norm", "key_norm"):
                 setattr(layer, name, _address(getattr(parts, name)))
-            layer.cells = storage.data_ptr()
+            layer.cells = _address(storage)
         cells_per_slot = self._storage[0].shape[-2]
+        assert cells_per_slot <= 1 + min(len(table) for table in self._tables[1:])
         sizes = self._hidden, self._heads.queries, self._heads.keys, self._heads.dim, cells_per_slot, len(layers)
         body = native.Body(
             *sizes, self._eps, self._heads.scaling, ctypes.addressof(layers), *map(_address, self._tables)
@@ -161,5 +179,6 @@ def _address(tensor: torch.Tensor | None) -> int | None:
     if tensor is None:
         return None
     assert tensor.dtype == torch.float32
+    assert tensor.device.type == "cpu"
     assert tensor.is_contiguous()
     return tensor.data_ptr()

@@ -1,7 +1,7 @@
 """The port over a Hugging Face model with full attention: ragged batches, cut-back by position, scores of wanted rows only.
 
 Law. Scores depend on the tokens of a row's own slot up to its position, and (by rounding alone) on the shape of the pass;
-with `strict` on nothing but the former. Columns that are no token of the tokenizer never leave.
+with `strict`, or compiled layers, on nothing but the former. Columns that are no token of the tokenizer never leave.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specwire.lm import compat
 from specwire.lm.feeds import Pass, SlotLengths, as_pass, pack, plan, plan_fixed
-from specwire.lm.fused import FusedBody, fuse
+from specwire.lm.fused import FusedBody, compiled_library, fuse
 from specwire.lm.kv_slots import KVSlots, attend
 from specwire.lm.linear import linear_maker, prepare_linears
 from specwire.lm.port import Feed, ModelSpec
@@ -54,25 +54,29 @@ class TorchModel:
         holes = [token for token, spelled in enumerate(spec.vocabulary) if not spelled] if spec.columns is None else []
         self._holes = torch.tensor(holes, device=self._device) if holes else None
         model.to(self._device)
-        half_weights = spec.precision == "float16"
-        make = linear_maker(model.dtype, self._device, half_weights, aligned=strict_width is not None)
+        library = compiled_library(model) if fused else None
+        self.compiled = library is not None
+        """Whether `native.c` runs its layers. Then no row depends on others, whatever the shape of a pass."""
+        if self.compiled:
+            self._strict_width = strict_width = None
+        half_weights, strict = spec.precision == "float16", strict_width is not None
+        make = linear_maker(model.dtype, self._device, half_weights, aligned=strict, library=library)
         _trim_head(model, self._columns)
         if fused:
-            fuse(model, make, spec.max_context, strict=strict_width is not None)
+            fuse(model, make, spec.max_context, strict, library)
         prepare_linears(model, make)
         compat.use_attention(model, "specwire_slots", attend)
         self._head = model.get_output_embeddings()
         self._head.register_forward_pre_hook(self._keep_wanted)
         self._model = model
         self._body = getattr(model, model.base_model_prefix)
-        self._compiled = isinstance(self._body, FusedBody) and self._body.native is not None
-        if self._compiled:
-            self._strict_width = None  # no row depends on others whatever the shape
         self._cache_argument = compat.cache_argument(model)
         self._kv = KVSlots(num_slots, spec.max_context, self._device)
 
     def __repr__(self) -> str:
-        return f"TorchModel({self.spec.name} {self.spec.precision} {self.spec.device} {self._kv!r} {self._lengths!r})"
+        layers = "compiled" if self.compiled else type(self._body).__name__
+        facts = f"{self.spec.name} {self.spec.precision} {self.spec.device} {layers}"
+        return f"TorchModel({facts} {self._kv!r} {self._lengths!r})"
 
     @property
     def num_slots(self) -> int:
@@ -105,7 +109,7 @@ class TorchModel:
 
     def _passes(self, feeds: Sequence[Feed]) -> list[Pass]:
         """In the order in which they must run."""
-        if self._compiled:
+        if self.compiled:
             return [pack(feeds, None)]
         if self._strict_width is not None:
             rectangles = plan_fixed(feeds, self.capacity, self._num_slots, self._strict_width)

@@ -7,6 +7,7 @@ architecture whose cache or positions we misunderstand is refused here, at start
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import platform
 from pathlib import Path
@@ -74,9 +75,7 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         default_sampling=files.default_sampling(generation),
         device=str(device),
         precision=precision,
-        fingerprint=files.fingerprint(
-            checkpoint, [precision, config.exactness, "fused" if config.fused else "", str(vocab_size)]
-        ),
+        fingerprint="",
         columns=columns,
         threads=torch.get_num_threads() if device.type == "cpu" else 0,
     )
@@ -92,6 +91,9 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         reload=lambda: load()[0],
         fused=config.fused,
     )
+    layers = "compiled" if wrapped.compiled else "fused" if config.fused else ""
+    facts = [precision, config.exactness, layers, str(vocab_size)]
+    wrapped.spec = dataclasses.replace(spec, fingerprint=files.fingerprint(checkpoint, facts))
     _trial(wrapped, config.model, tokens, expected, arithmetic)
     wrapped.clear()
     return wrapped

@@ -35,6 +35,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "llama_heads": lambda: transformers.LlamaConfig(**_COMMON | {"num_key_value_heads": 4}),
     "qwen3": lambda: transformers.Qwen3Config(**_COMMON | {"head_dim": 8}),
     "qwen3_wide": lambda: transformers.Qwen3Config(**_COMMON | {"head_dim": 16}),
+    "llama_shared_keys": lambda: transformers.LlamaConfig(**_COMMON | {"num_attention_heads": 8, "head_dim": 24}),
+    "llama_odd_heads": lambda: transformers.LlamaConfig(**_COMMON | {"head_dim": 12}),
     "llama_long_heads": lambda: transformers.LlamaConfig(**_COMMON | {"head_dim": 64}),
     "llama_biased": lambda: transformers.LlamaConfig(**_COMMON | {"attention_bias": True, "mlp_bias": True}),
     "mistral": lambda: transformers.MistralConfig(**_COMMON | {"sliding_window": None}),
