@@ -46,7 +46,7 @@ class ModelConfig(BaseModel):
     """strict: scores do not depend on what else is in the batch. Compiled layers (native.c) keep that at no cost; others by one
     fixed shape of every pass, slowly."""
     fused: bool = True
-    """Llama and its relatives run on our own layers: compiled ones on CPUs with float16 weights (native.c), else ones of fewer and
+    """Llama and its relatives run on our own layers: compiled ones on CPUs (native.c) in float16 or float32, else ones of fewer and
     larger operations (fused.py); false: on transformers' own."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads on a CPU; 0: as the library decides."""
