@@ -10,15 +10,21 @@
  * order: eight outputs at a time for all rows, the weights to come being fetched meanwhile, past the second cache, which code and
  * everything else then keep. Up to six rows take the time of one.
  *
- * The functions with `omp for` are called by all threads of one parallel region; each ends with all threads done.
+ * Work is shared out in chunks to whoever is there. The caller takes part and waits only for chunks that others have begun: on cores
+ * that other processes use as well, a helper that gets no time must not hold up a step.
  */
+
+#define _GNU_SOURCE
 
 #include <immintrin.h>
 #include <math.h>
-#include <omp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     OUTPUTS = 8,     /* computed together; their weights stay in a near cache for all rows */
@@ -29,6 +35,7 @@ enum {
     SINGLE = 4,      /* and in float32 */
     CHUNKS = 4,      /* per thread: a thread that has to wait for its core leaves some to the others */
     REGISTERS = 8,   /* of values of a cell, where a head is a multiple of so many */
+    PIECE = 16,      /* rows that one thread takes at a time, of what lies between the products: few are not worth sharing */
     CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
 };
 /* LANES, float32 numbers of a register, and UNIT_TOKENS, tokens of a slot that attend together, come from native.py. */
@@ -97,6 +104,104 @@ INLINE __m256 exp_of_lanes(__m256 x) {
     return _mm256_andnot_ps(vanishes, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
 }
 
+/* ---------------------------------------------------------------- sharing work out */
+
+typedef void (*chunk_t)(const void *job, size_t chunk, size_t thread);
+
+enum {
+    HELPERS = 255,   /* at most */
+    TURNS = 5000,    /* that an idle helper looks for work before it sleeps: a tenth of a millisecond, as between two calls */
+    PATIENCE = 2000, /* turns that the caller waits for begun chunks before it offers its core */
+};
+
+static struct {
+    pthread_mutex_t one_at_a_time; /* callers */
+    pthread_mutex_t sleeping;
+    pthread_cond_t wake;
+    atomic_int sleepers;
+    atomic_uint_fast64_t next; /* number of the job << 32 | its next chunk: a late helper cannot take a chunk of another job */
+    atomic_size_t done;        /* chunks of the job */
+    _Atomic(chunk_t) run;      /* these four change only between jobs */
+    _Atomic(const void *) job;
+    atomic_uint_fast32_t chunks;
+    atomic_size_t threads;
+    size_t helpers; /* that were ever started */
+    int process;    /* that started them: a forked child has none */
+} pool = {.one_at_a_time = PTHREAD_MUTEX_INITIALIZER, .sleeping = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+/* Takes chunks of job `number` as long as there are any. What it reads of the job is of that job if the exchange succeeds: until a
+ * taken chunk is done the next job does not begin. */
+static void take_chunks(uint64_t number, size_t thread) {
+    for (;;) {
+        uint64_t next = atomic_load(&pool.next);
+        const chunk_t run = atomic_load(&pool.run);
+        const void *job = atomic_load(&pool.job);
+        if (next >> 32 != number || (uint32_t)next >= atomic_load(&pool.chunks)) return;
+        if (!atomic_compare_exchange_weak(&pool.next, &next, next + 1)) continue;
+        run(job, (uint32_t)next, thread);
+        atomic_fetch_add(&pool.done, 1);
+    }
+}
+
+static void *help(void *argument) {
+    const size_t thread = (size_t)argument;
+    uint64_t seen = 0;
+    for (;;) {
+        uint64_t number;
+        for (int turn = 0; (number = atomic_load(&pool.next) >> 32) == seen && turn < TURNS; turn++) _mm_pause();
+        if (number == seen) {
+            pthread_mutex_lock(&pool.sleeping);
+            atomic_fetch_add(&pool.sleepers, 1);
+            while ((number = atomic_load(&pool.next) >> 32) == seen) pthread_cond_wait(&pool.wake, &pool.sleeping);
+            atomic_fetch_sub(&pool.sleepers, 1);
+            pthread_mutex_unlock(&pool.sleeping);
+        }
+        seen = number;
+        if (thread < atomic_load(&pool.threads)) take_chunks(number, thread);
+    }
+    return NULL;
+}
+
+/* Runs all chunks of a job, 0 .. chunks - 1, in any order. Held: one_at_a_time. */
+static void share(chunk_t run, const void *job, size_t chunks) {
+    if (chunks == 1 || atomic_load(&pool.threads) == 1) {
+        for (size_t chunk = 0; chunk < chunks; chunk++) run(job, chunk, 0);
+        return;
+    }
+    const uint64_t last = atomic_load(&pool.next) >> 32, number = (uint32_t)(last + 1);
+    atomic_store(&pool.next, last << 32 | UINT32_MAX); /* whoever still looks at the last job finds nothing left of it */
+    atomic_store(&pool.run, run);
+    atomic_store(&pool.job, job);
+    atomic_store(&pool.chunks, chunks);
+    atomic_store(&pool.done, 0);
+    atomic_store(&pool.next, number << 32);
+    if (atomic_load(&pool.sleepers)) {
+        pthread_mutex_lock(&pool.sleeping);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.sleeping);
+    }
+    take_chunks(number, 0);
+    for (int turn = 1; atomic_load(&pool.done) < chunks; turn++)
+        if (turn % PATIENCE)
+            _mm_pause();
+        else
+            sched_yield();
+}
+
+/* The caller has the pool to itself until `leave`. Too few helpers are no error. */
+static void enter(size_t threads) {
+    pthread_mutex_lock(&pool.one_at_a_time);
+    if (pool.process != getpid()) pool.helpers = 0, pool.process = getpid(), atomic_store(&pool.sleepers, 0);
+    if (threads > HELPERS + 1) threads = HELPERS + 1;
+    atomic_store(&pool.threads, threads);
+    for (pthread_t id; pool.helpers + 1 < threads; pool.helpers++) {
+        if (pthread_create(&id, NULL, help, (void *)(pool.helpers + 1))) break;
+        pthread_detach(id);
+    }
+}
+
+static void leave(void) { pthread_mutex_unlock(&pool.one_at_a_time); }
+
 /* ---------------------------------------------------------------- products with weights */
 
 INLINE __m256 load(const char *w, const size_t size) {
@@ -140,30 +245,44 @@ INLINE void block(size_t rows, const size_t size, const char *w, const float *x,
 }
 
 /* y [rows, outputs] = x [rows, inputs] W' + bias, on top of what y holds if `add`. */
-static void linear(const linear_t *l, const float *x, float *y, size_t rows, int add) {
-    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, groups = (rows + ROWS - 1) / ROWS;
-    const size_t chunks = (size_t)omp_get_num_threads() * CHUNKS, chunk = (blocks + chunks - 1) / chunks;
-#pragma omp for schedule(dynamic)
-    for (size_t first = 0; first < blocks; first += chunk)
-        for (size_t b = first; b < first + chunk && b < blocks; b++) {
-            const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
-            for (size_t row = 0, g = 0; g < groups; g++) {
-                const size_t take = (rows - row + groups - g - 1) / (groups - g);
-                float sums[ROWS * OUTPUTS];
-                const char *w = l->weight + n * l->inputs * l->size;
-                if (l->size == HALF)
-                    block(take, HALF, w, x + row * l->inputs, sums, l->inputs);
-                else
-                    block(take, SINGLE, w, x + row * l->inputs, sums, l->inputs);
-                for (size_t r = 0; r < take; r++)
-                    for (size_t j = 0; j < valid; j++) {
-                        float *to = y + (row + r) * l->outputs + n + j;
-                        const float sum = sums[r * OUTPUTS + j] + (l->bias ? l->bias[n + j] : 0.0f);
-                        *to = add ? *to + sum : sum;
-                    }
-                row += take;
-            }
+typedef struct {
+    const linear_t *l;
+    const float *x;
+    float *y;
+    size_t rows, chunk; /* blocks of a chunk */
+    int add;
+} product_t;
+
+static void product_chunk(const void *job, size_t index, size_t thread) {
+    const product_t *p = job;
+    const linear_t *l = p->l;
+    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, groups = (p->rows + ROWS - 1) / ROWS;
+    (void)thread;
+    for (size_t b = index * p->chunk; b < (index + 1) * p->chunk && b < blocks; b++) {
+        const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
+        for (size_t row = 0, g = 0; g < groups; g++) {
+            const size_t take = (p->rows - row + groups - g - 1) / (groups - g);
+            float sums[ROWS * OUTPUTS];
+            const char *w = l->weight + n * l->inputs * l->size;
+            if (l->size == HALF)
+                block(take, HALF, w, p->x + row * l->inputs, sums, l->inputs);
+            else
+                block(take, SINGLE, w, p->x + row * l->inputs, sums, l->inputs);
+            for (size_t r = 0; r < take; r++)
+                for (size_t j = 0; j < valid; j++) {
+                    float *to = p->y + (row + r) * l->outputs + n + j;
+                    const float sum = sums[r * OUTPUTS + j] + (l->bias ? l->bias[n + j] : 0.0f);
+                    *to = p->add ? *to + sum : sum;
+                }
+            row += take;
         }
+    }
+}
+
+static void linear(const linear_t *l, const float *x, float *y, size_t rows, int add) {
+    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, most = atomic_load(&pool.threads) * CHUNKS;
+    const product_t product = {l, x, y, rows, (blocks + most - 1) / most, add};
+    share(product_chunk, &product, (blocks + product.chunk - 1) / product.chunk);
 }
 
 /* ---------------------------------------------------------------- what lies between the products */
@@ -181,15 +300,30 @@ INLINE void norm(const float *x, const float *weight, float *y, size_t size, flo
 }
 
 static void norm_rows(const float *x, const float *weight, float *y, size_t rows, size_t size, float eps) {
-#pragma omp for schedule(static)
     for (size_t r = 0; r < rows; r++) norm(x + r * size, weight, y + r * size, size, eps);
 }
 
+/* One layer over one pass, cut into pieces of rows or units. */
+typedef struct {
+    const body_t *body;
+    const layer_t *layer;
+    const pass_t *pass;
+} work_t;
+
+/* Rows of piece `index`. */
+INLINE size_t piece_end(const pass_t *pass, size_t index) {
+    return (index + 1) * PIECE < pass->rows ? (index + 1) * PIECE : pass->rows;
+}
+
 /* Queries and keys get their norms and are turned to their positions; keys and values go to their cells. */
-static void turn_and_store(const body_t *body, const layer_t *layer, const pass_t *pass) {
+static void turn_and_store(const void *job, size_t index, size_t thread) {
+    const work_t *work = job;
+    const body_t *body = work->body;
+    const layer_t *layer = work->layer;
+    const pass_t *pass = work->pass;
+    (void)thread;
     const size_t dim = body->head_dim, half = dim / 2, turned = body->heads + body->kv_heads, width = turned + body->kv_heads;
-#pragma omp for schedule(static)
-    for (size_t r = 0; r < pass->rows; r++) {
+    for (size_t r = index * PIECE; r < piece_end(pass, index); r++) {
         const float *cos = body->cos + pass->positions[r] * dim, *sin = body->sin + pass->positions[r] * dim;
         for (size_t h = 0; h < width; h++) {
             float *x = pass->mixed + (r * width + h) * dim;
@@ -210,16 +344,37 @@ static void turn_and_store(const body_t *body, const layer_t *layer, const pass_
     }
 }
 
-/* y = silu(gate) * up, [rows, 2 * size] -> [rows, size]. Below -88 silu is 1e-36 or less, and not exact. */
-static void gate(const float *x, float *y, size_t rows, size_t size) {
-#pragma omp for schedule(static)
-    for (size_t r = 0; r < rows; r++)
+/* silu(gate) * up, wide [rows, 2 * size] -> narrow [rows, size]. Below -88 silu is 1e-36 or less, and not exact. */
+static void gate(const void *job, size_t index, size_t thread) {
+    const work_t *work = job;
+    const pass_t *pass = work->pass;
+    const size_t size = work->layer->down.inputs;
+    (void)thread;
+    for (size_t r = index * PIECE; r < piece_end(pass, index); r++) {
+        const float *gates = pass->wide + r * 2 * size, *ups = gates + size;
         for (size_t k = 0; k < size; k += LANES) {
-            const __m256 g = _mm256_loadu_ps(x + r * 2 * size + k), up = _mm256_loadu_ps(x + r * 2 * size + size + k);
-            const __m256 e = exp_of_lanes(_mm256_sub_ps(_mm256_setzero_ps(), g));
+            const __m256 g = _mm256_loadu_ps(gates + k), e = exp_of_lanes(_mm256_sub_ps(_mm256_setzero_ps(), g));
             const __m256 silu = _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0f), e));
-            _mm256_storeu_ps(y + r * size + k, _mm256_mul_ps(silu, up));
+            _mm256_storeu_ps(pass->narrow + r * size + k, _mm256_mul_ps(silu, _mm256_loadu_ps(ups + k)));
         }
+    }
+}
+
+static void norm_piece(const pass_t *pass, const float *weight, const body_t *body, size_t index) {
+    const size_t first = index * PIECE * body->hidden, rows = piece_end(pass, index) - index * PIECE;
+    norm_rows(pass->states + first, weight, pass->normed + first, rows, body->hidden, body->eps);
+}
+
+static void norm_before_attention(const void *job, size_t index, size_t thread) {
+    const work_t *work = job;
+    (void)thread;
+    norm_piece(work->pass, work->layer->before_attention, work->body, index);
+}
+
+static void norm_before_mlp(const void *job, size_t index, size_t thread) {
+    const work_t *work = job;
+    (void)thread;
+    norm_piece(work->pass, work->layer->before_mlp, work->body, index);
 }
 
 /* ---------------------------------------------------------------- attention */
@@ -268,12 +423,14 @@ INLINE void add_values(const float *shares, const float *values, float *y, size_
 }
 
 /* Tokens first .. last - 1, all of one slot, at one head of keys and all heads of queries that share it. */
-static void attend_unit(const body_t *body, const layer_t *layer, const pass_t *pass, size_t first, size_t last, size_t kv_head) {
+static void attend_unit(
+    const body_t *body, const layer_t *layer, const pass_t *pass, size_t first, size_t last, size_t kv_head, size_t thread
+) {
     const size_t dim = body->head_dim, shared = body->heads / body->kv_heads, width = body->heads + 2 * body->kv_heads;
     const size_t stride = (body->cells_per_slot + LANES - 1) / LANES * LANES;
     const float *keys = layer->cells + (pass->slots[first] * 2 * body->kv_heads + kv_head) * body->cells_per_slot * dim;
     const float *values = keys + body->kv_heads * body->cells_per_slot * dim;
-    float *scores = pass->scores + omp_get_thread_num() * UNIT_TOKENS * shared * stride;
+    float *scores = pass->scores + thread * UNIT_TOKENS * shared * stride;
     const size_t end = pass->positions[last - 1] + 1;
     const __m128 scaling = _mm_set1_ps(body->scaling);
     for (size_t begin = 0; begin < end; begin += CELLS)
@@ -317,12 +474,13 @@ static void attend_unit(const body_t *body, const layer_t *layer, const pass_t *
 }
 
 /* Each token sees the cells of its slot up to its own: mixed -> narrow [rows, heads * head_dim]. */
-static void attend(const body_t *body, const layer_t *layer, const pass_t *pass, size_t units) {
-#pragma omp for schedule(dynamic)
-    for (size_t u = 0; u < units * body->kv_heads; u++) {
-        const size_t unit = u / body->kv_heads;
-        attend_unit(body, layer, pass, pass->units[unit], pass->units[unit + 1], u % body->kv_heads);
-    }
+static void attend(const void *job, size_t index, size_t thread) {
+    const work_t *work = job;
+    const size_t unit = index / work->body->kv_heads;
+    const int64_t *units = work->pass->units;
+    attend_unit(
+        work->body, work->layer, work->pass, units[unit], units[unit + 1], index % work->body->kv_heads, thread
+    );
 }
 
 /* Tokens that attend together: neighbours of one slot. Returns how many units there are. */
@@ -341,25 +499,26 @@ static size_t cut_into_units(const pass_t *pass) {
 const size_t specwire_sizes[] = {sizeof(linear_t), sizeof(layer_t), sizeof(body_t), sizeof(pass_t)};
 
 void specwire_linear(const linear_t *l, const float *x, float *y, size_t rows, int threads) {
-#pragma omp parallel num_threads(threads)
+    enter(threads);
     linear(l, x, y, rows, 0);
+    leave();
 }
 
 void specwire_forward(const body_t *body, const pass_t *pass, int threads) {
-    const size_t rows = pass->rows, units = cut_into_units(pass);
-#pragma omp parallel num_threads(threads)
-    {
-        for (const layer_t *layer = body->layers; layer < body->layers + body->num_layers; layer++) {
-            norm_rows(pass->states, layer->before_attention, pass->normed, rows, body->hidden, body->eps);
-            linear(&layer->qkv, pass->normed, pass->mixed, rows, 0);
-            turn_and_store(body, layer, pass);
-            attend(body, layer, pass, units);
-            linear(&layer->out, pass->narrow, pass->states, rows, 1);
-            norm_rows(pass->states, layer->before_mlp, pass->normed, rows, body->hidden, body->eps);
-            linear(&layer->gate_up, pass->normed, pass->wide, rows, 0);
-            gate(pass->wide, pass->narrow, rows, layer->down.inputs);
-            linear(&layer->down, pass->narrow, pass->states, rows, 1);
-        }
-        norm_rows(pass->states, body->last_norm, pass->states, rows, body->hidden, body->eps);
+    const size_t rows = pass->rows, units = cut_into_units(pass), pieces = (rows + PIECE - 1) / PIECE;
+    enter(threads);
+    for (const layer_t *layer = body->layers; layer < body->layers + body->num_layers; layer++) {
+        const work_t work = {body, layer, pass};
+        share(norm_before_attention, &work, pieces);
+        linear(&layer->qkv, pass->normed, pass->mixed, rows, 0);
+        share(turn_and_store, &work, pieces);
+        share(attend, &work, units * body->kv_heads);
+        linear(&layer->out, pass->narrow, pass->states, rows, 1);
+        share(norm_before_mlp, &work, pieces);
+        linear(&layer->gate_up, pass->normed, pass->wide, rows, 0);
+        share(gate, &work, pieces);
+        linear(&layer->down, pass->narrow, pass->states, rows, 1);
     }
+    norm_rows(pass->states, body->last_norm, pass->states, rows, body->hidden, body->eps);
+    leave();
 }

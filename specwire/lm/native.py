@@ -34,7 +34,7 @@ LANES = 8
 UNIT_TOKENS = 4
 """Tokens of a slot that attend together; room for their scores is made for so many."""
 _FLAGS = (
-    *("-O3", "-std=gnu11", "-mavx2", "-mfma", "-mf16c", "-fopenmp", "-fPIC", "-shared"),
+    *("-O3", "-std=gnu11", "-mavx2", "-mfma", "-mf16c", "-pthread", "-fPIC", "-shared"),
     *("-fno-fast-math", "-ffp-contract=off"),  # sums keep their order, whatever the user's own flags say
     *(f"-DLANES={LANES}", f"-DUNIT_TOKENS={UNIT_TOKENS}"),
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import random
 import re
 import shutil
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,40 @@ def test_no_row_depends_on_the_threads(count: int, load: Load, threads: Callable
     threads(count)
 
     assert torch.equal(model.forward([Feed(0, 0, tokens, CONTEXT)]), expected)
+
+
+def test_two_models_at_once(checkpoint: Callable[[str], Path], threads: Callable[[int], None]) -> None:
+    """Each on its own thread, sharing helpers that come late as often as not."""
+    threads(3)
+    models = [load_torch_model(ModelConfig(model=str(checkpoint(kind)), max_sessions=1)) for kind in KINDS[:2]]
+    expected = [model.forward([Feed(0, 0, text(), CONTEXT)]).clone() for model in models]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(50):
+            actual = models[index].forward([Feed(0, 0, text(), CONTEXT)])
+            wrong.extend([] if torch.equal(actual, expected[index]) else [index])
+
+    both = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join(60)
+
+    assert [False, False] == [each.is_alive() for each in both]
+    assert [] == wrong
+
+
+def test_a_forked_process_computes_too(load: Load) -> None:
+    """It has no helpers, and does without or starts its own."""
+    linear, _, _ = layer(64, 200, False, True)
+    x = torch.randn(30, 200)
+    expected = linear(x)
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.equal(linear(x), expected) else 1)
+
+    assert (child, 0) == os.waitpid(child, 0)
 
 
 def test_not_a_number_in_one_text_is_told_and_stays_there(load: Load) -> None:
