@@ -63,7 +63,10 @@ async def test_kind_16_text_longer_than_the_drafts_context() -> None:
         assert expected_ids(target, prompt, 50, seed=1) == answer.ids
         assert expected_ids(target, prompt + prompt, 10, seed=1) == longer.ids
         assert 0 < sum(round.drafted for round in answer.final.rounds) <= 4
-        assert {0} == {round.drafted for round in answer.final.rounds[2:]}
+        base = len(prompt)
+        for round in answer.final.rounds:  # how soon the draft has read the prompt is its own affair
+            assert round.drafted <= max(0, 64 - base)
+            base += round.committed
         assert dict((await stack.stats()).fallbacks) == {}
 
 
