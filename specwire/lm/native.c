@@ -299,15 +299,12 @@ INLINE void norm(const float *x, const float *weight, float *y, size_t size, flo
         _mm256_storeu_ps(y + k, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + k), scale), _mm256_loadu_ps(weight + k)));
 }
 
-static void norm_rows(const float *x, const float *weight, float *y, size_t rows, size_t size, float eps) {
-    for (size_t r = 0; r < rows; r++) norm(x + r * size, weight, y + r * size, size, eps);
-}
-
 /* One layer over one pass, cut into pieces of rows or units. */
 typedef struct {
     const body_t *body;
     const layer_t *layer;
     const pass_t *pass;
+    const float *norm; /* weights of the norm, where it is one */
 } work_t;
 
 /* Rows of piece `index`. */
@@ -360,21 +357,13 @@ static void gate(const void *job, size_t index, size_t thread) {
     }
 }
 
-static void norm_piece(const pass_t *pass, const float *weight, const body_t *body, size_t index) {
-    const size_t first = index * PIECE * body->hidden, rows = piece_end(pass, index) - index * PIECE;
-    norm_rows(pass->states + first, weight, pass->normed + first, rows, body->hidden, body->eps);
-}
-
-static void norm_before_attention(const void *job, size_t index, size_t thread) {
+/* states -> normed. */
+static void norm_states(const void *job, size_t index, size_t thread) {
     const work_t *work = job;
+    const size_t hidden = work->body->hidden;
     (void)thread;
-    norm_piece(work->pass, work->layer->before_attention, work->body, index);
-}
-
-static void norm_before_mlp(const void *job, size_t index, size_t thread) {
-    const work_t *work = job;
-    (void)thread;
-    norm_piece(work->pass, work->layer->before_mlp, work->body, index);
+    for (size_t r = index * PIECE; r < piece_end(work->pass, index); r++)
+        norm(work->pass->states + r * hidden, work->norm, work->pass->normed + r * hidden, hidden, work->body->eps);
 }
 
 /* ---------------------------------------------------------------- attention */
@@ -508,17 +497,18 @@ void specwire_forward(const body_t *body, const pass_t *pass, int threads) {
     const size_t rows = pass->rows, units = cut_into_units(pass), pieces = (rows + PIECE - 1) / PIECE;
     enter(threads);
     for (const layer_t *layer = body->layers; layer < body->layers + body->num_layers; layer++) {
-        const work_t work = {body, layer, pass};
-        share(norm_before_attention, &work, pieces);
+        const work_t attention = {body, layer, pass, layer->before_attention}, mlp = {body, layer, pass, layer->before_mlp};
+        share(norm_states, &attention, pieces);
         linear(&layer->qkv, pass->normed, pass->mixed, rows, 0);
-        share(turn_and_store, &work, pieces);
-        share(attend, &work, units * body->kv_heads);
+        share(turn_and_store, &attention, pieces);
+        share(attend, &attention, units * body->kv_heads);
         linear(&layer->out, pass->narrow, pass->states, rows, 1);
-        share(norm_before_mlp, &work, pieces);
+        share(norm_states, &mlp, pieces);
         linear(&layer->gate_up, pass->normed, pass->wide, rows, 0);
-        share(gate, &work, pieces);
+        share(gate, &mlp, pieces);
         linear(&layer->down, pass->narrow, pass->states, rows, 1);
     }
-    norm_rows(pass->states, body->last_norm, pass->states, rows, body->hidden, body->eps);
+    for (float *row = pass->states; row < pass->states + rows * body->hidden; row += body->hidden)
+        norm(row, body->last_norm, row, body->hidden, body->eps);
     leave();
 }
