@@ -2,13 +2,17 @@
 
 Law. Moved by observations only. Compute and link are kept apart, as workers and coordinator measure them: a busy network does
 not make the model look slow, nor the reverse.
+
+What a draft takes from the target is the draft's price. Where both share cores or a link, a step takes longer while a draft works,
+also for sessions that decode plainly; were that booked on the target, drafting would look no worse than leaving it, and go on for
+ever. So plain rounds are priced by what is seen while no draft works, and rounds with a draft's block by what those rounds see.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.measure import Acceptance, Average, StepTimes
+from coordinator.measure import LARGEST_ERROR, Acceptance, Average, ByLoad, StepTimes
 from specwire.law.tasks import StepTiming
 from specwire.law.values import Source
 from specwire.wire.stopwatch import Passage
@@ -31,14 +35,21 @@ class ServiceCurves:
 
     def __init__(self) -> None:
         self.verify = StepTimes()
+        """The target's step by rows, while no draft works."""
         self.draft_steps = StepTimes()
         """The draft's step by sessions in it. Only its shape is used once `draft_token` is known."""
         self.draft_token = Average()
         """Microseconds of draft compute per token, alone at the draft."""
-        self.draft_link = Average()
+        self.draft_read = Average()
+        """Microseconds of draft compute per token of text that it reads; 0: not measured."""
+        self.draft_link = ByLoad()
         """r_d: what a block takes beyond its compute."""
-        self.target_link = Average()
-        """r_t: what a verdict takes beyond its step."""
+        self.target_link = ByLoad()
+        """r_t: what a verdict takes beyond its step, while no draft works."""
+        self.block_link = ByLoad()
+        """r_t of a draft's block. It may miss a step that others share."""
+        self.crowding = ByLoad(1.0)
+        """How many times longer than `verify` the step of a draft's block takes, for other drafts that work beside it."""
         self.acceptance = {s: Acceptance(_SERVICE_MEMORY) for s in (Source.DRAFT_MODEL, Source.NGRAM)}
         self.curve: dict[Source, list[float]] = {s: [] for s in self.acceptance}
         """`acceptance[s].curve()`, kept up to date."""
@@ -54,8 +65,8 @@ class ServiceCurves:
         curve = [round(a, 2) for a in self.curve[Source.DRAFT_MODEL][:8]]
         return (
             f"ServiceCurves(plain={self.plain_us(1):.0f} us, draft={self.draft_us(1):.0f} us, "
-            f"draft_link={self.draft_link.value:.0f} us, target_link={self.target_link.value:.0f} us, "
-            f"acceptance={curve}, allowance={self.allowance:.2f})"
+            f"draft_link={self.draft_link}, target_link={self.target_link}, block_link={self.block_link}, "
+            f"crowding={self.crowding}, acceptance={curve}, allowance={self.allowance:.2f})"
         )
 
     def target_profile(self, step_profile_us: tuple[int, ...]) -> None:
@@ -75,8 +86,8 @@ class ServiceCurves:
         return RequestWindow(self, num_speculative_tokens, longest)
 
     def plain_us(self, sessions: int) -> float:
-        """A plain round."""
-        return self.verify.at(sessions) + self.target_link.value
+        """A plain round, while no draft works."""
+        return self.verify.at(sessions) + self.target_link.at(sessions)
 
     def draft_us(self, sessions: int) -> float:
         """Draft compute per token with so many sessions at the draft."""
@@ -88,11 +99,20 @@ class ServiceCurves:
         """How long a block should take to come. Generous while nothing is known."""
         if not self.draft_link.known:
             return 0.25 * (num_tokens + 1)
-        return (num_tokens * self.draft_us(self.sessions) + self.draft_link.value) / 1e6
+        return (num_tokens * self.draft_us(self.sessions) + self.draft_link.at(self.sessions)) / 1e6
+
+    def read_rounds(self, num_tokens: int, sessions: int) -> float:
+        """What it costs that a draft reads so much text, in plain rounds: at worst all sessions stand still for it."""
+        return sessions * num_tokens * self.draft_read.value / self.plain_us(sessions)
+
+    def observe_read(self, num_tokens: int, compute_us: int) -> None:
+        """A draft has read so many tokens."""
+        if num_tokens > 0:
+            self.draft_read.observe(compute_us / num_tokens)
 
     def observe_draft(self, drafted: int, way: Passage) -> None:
         """A block came. Few tokens were read for it (`ledger.WARM_TOKENS`), so its time is that of proposing. Microseconds."""
-        self.draft_link.observe(way.total_us - way.compute_us)
+        self.draft_link.observe(self.sessions, way.total_us - way.compute_us)
         if drafted > 0:
             share = self.draft_steps.at(self.sessions) / self.draft_steps.at(1)
             self.draft_token.observe(way.compute_us / drafted / share)
@@ -102,14 +122,27 @@ class ServiceCurves:
         self.acceptance[source].idle(rounds)
         if source is Source.DRAFT_MODEL:
             self.draft_token.idle(rounds)
-            self.draft_link.idle(rounds)
+            for each in (self.draft_link, self.block_link, self.crowding):
+                each.idle(self.sessions, rounds)
 
-    def observe_verify(self, step: StepTiming, way: Passage) -> None:
-        """A verdict came from this step. Steps with prompt rows say nothing of a step's time; a step counts once."""
-        self.target_link.observe(way.total_us - way.compute_us)
-        if step.prefill_rows == 0 and step.step != self._last_step:
-            self._last_step = step.step
-            self.verify.observe(step.rows, step.prepare_us + step.compute_us + step.sample_us)
+    def observe_verify(self, source: Source, step: StepTiming, way: Passage, *, beside: bool = False) -> None:
+        """A verdict came from this step. `beside`: a draft worked while its task was under way. Steps with prompt rows say nothing
+        of a round; a step's time counts once."""
+        if step.prefill_rows:
+            return
+        sessions, link_us, drafted = self.sessions, way.total_us - way.compute_us, source is Source.DRAFT_MODEL
+        if drafted:
+            self.block_link.observe(sessions, link_us, self._block_link(sessions))
+        elif not beside:
+            self.target_link.observe(sessions, link_us)
+        us, new = step.prepare_us + step.compute_us + step.sample_us, step.step != self._last_step
+        self._last_step = step.step
+        if drafted:
+            longer = us / self.verify.at(step.rows) if beside and self.verify.known else 1.0
+            self.crowding.observe(sessions, min(longer, LARGEST_ERROR))
+        # A draft beside it does not make a step shorter: if it seems so, it is the machine that has become faster.
+        if new and (not beside or self.crowding.at(sessions) < 1.0):
+            self.verify.observe(step.rows, us)
 
     def observe_block(self, source: Source, drafted: int, accepted: int) -> None:
         """A block was judged."""
@@ -131,13 +164,23 @@ class ServiceCurves:
 
         return self.request(None, longest).best(Room(longest, longest, None, max(1, sessions)))[1].num_tokens
 
-    def price(self, source: Source, sessions: int) -> tuple[float, float]:
-        """What a block costs beside the target's step: once, and per token."""
-        if source is Source.DRAFT_MODEL:
-            return self.target_link.value + self.draft_link.value, self.draft_us(sessions)
-        return self.target_link.value, 0.0
+    def price(self, source: Source, sessions: int) -> tuple[float, float, float]:
+        """What a block costs: once, per token, and by how much it stretches the target's step."""
+        plain = self.target_link.at(sessions)
+        if source is not Source.DRAFT_MODEL:
+            return plain, 0.0, 1.0
+        return (
+            self._block_link(sessions) + self.draft_link.at(sessions),
+            self.draft_us(sessions),
+            max(1.0, self.crowding.at(sessions)),
+        )
+
+    def _block_link(self, sessions: int) -> float:
+        """r_t of a draft's block; until one was judged at this load, that of other rounds."""
+        known = self.block_link if self.block_link.knows(sessions) else self.target_link
+        return known.at(sessions)
 
     def round_us(self, source: Source, num_tokens: int, sessions: int) -> float:
         """Expected time of a round, every session doing the same."""
-        once, per_token = self.price(source, sessions)
-        return once + num_tokens * per_token + self.verify.at(sessions * (num_tokens + 1))
+        once, per_token, stretch = self.price(source, sessions)
+        return once + num_tokens * per_token + stretch * self.verify.at(sessions * (num_tokens + 1))

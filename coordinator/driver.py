@@ -270,6 +270,7 @@ class Driver:
             if session is None or session.ledger is None:
                 continue
             if link.role is Role.DRAFT:
+                self.rounds.drafting.ends(counter)
                 if session.ledger.phase is Phase.DRAFTING:
                     self.rounds.give_up_block(session, session.ledger.draft_down)
                 else:
@@ -350,6 +351,7 @@ class Driver:
         clock = session.clock
         clock.ended_ns = clock.ended_ns or now_ns()
         self.rounds.cancel_timer(session)
+        self.rounds.drafting.ends(session.counter)
         if session.ledger is not None:
             for command in session.ledger.finish():
                 if isinstance(command, End):

@@ -184,16 +184,21 @@ class Ledger:
             and len(self.prefix) + 1 <= self.limits.draft_max_context
         )
 
-    def warm(self) -> list[Command]:
-        """Brings a draft that is far behind up to date, beside whatever the target does."""
+    def to_read(self) -> int:
+        """Tokens that a draft far behind has to read before it can propose; 0: it is not far behind, or cannot read now."""
         behind = len(self.prefix) - self.draft.match
         fits = len(self.prefix) + 1 <= self.limits.draft_max_context
-        if not self.with_draft or not self.draft.idle or behind <= WARM_TOKENS or not fits:
-            return []
-        return [self._ask_draft(0)]
+        return behind if self.with_draft and self.draft.idle and behind > WARM_TOKENS and fits else 0
 
-    def begin(self, source: Source, num_tokens: int, guess: Sequence[int], envelope: Envelope) -> list[Command]:
-        """Starts a round: ask the draft for `num_tokens`, or judge `guess` (n-gram), or neither (plain)."""
+    def warm(self) -> list[Command]:
+        """Brings a draft that is far behind up to date, beside whatever the target does."""
+        return [self._ask_draft(0)] if self.to_read() else []
+
+    def begin(
+        self, source: Source, num_tokens: int, guess: Sequence[int], envelope: Envelope, *, warm: bool = True
+    ) -> list[Command]:
+        """Starts a round: ask the draft for `num_tokens`, or judge `guess` (n-gram), or neither (plain). `warm`: a draft far behind
+        is to read, unless it is asked."""
         assert self.phase is Phase.READY, repr(self)
         self.envelope = envelope
         self.asked_again = False
@@ -204,7 +209,7 @@ class Ledger:
             self.phase = Phase.DRAFTING
             self.wanted = num_tokens
             return [self._ask_draft(num_tokens)]
-        commands = self.warm()
+        commands = self.warm() if warm else []
         if source is Source.NGRAM and guess:
             self.block = self._sound(Block(tuple(guess), (), Source.NGRAM))
         return [*commands, *self._verify()]

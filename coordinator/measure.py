@@ -20,9 +20,11 @@ _LOCAL_GAIN = 0.2
 _COMMON_GAIN = 0.02
 """Share that all knots take over, since a machine that slows down does so for every number of rows. Small, so that a wrong shape
 is not mistaken for a slow machine."""
-_LARGEST_ERROR = 4.0
+LARGEST_ERROR = 4.0
 """Observations further off than this factor count as this far off: one pause must not overturn the table."""
 
+_LOADS = 10
+"""1, 2, 3-4, 5-8, ... and more than 256 sessions."""
 _LARGEST_GAIN = 0.5
 """Share of an error that one observation takes away, though all others are old."""
 _FADE = 0.99
@@ -87,7 +89,7 @@ class StepTimes:
             self._us = [value * error for value in self._us]
             self.known = True
             return
-        error = min(max(error, 1.0 / _LARGEST_ERROR), _LARGEST_ERROR)
+        error = min(max(error, 1.0 / LARGEST_ERROR), LARGEST_ERROR)
         common = error**_COMMON_GAIN
         self._us = [value * common for value in self._us]
         right = min(max(1, bisect_right(_KNOTS, rows)), len(_KNOTS) - 1)
@@ -103,6 +105,11 @@ class StepTimes:
             self._us[n] = max(self._us[n], self._us[n - 1])
         for n in range(low - 1, -1, -1):
             self._us[n] = min(self._us[n], self._us[n + 1])
+
+
+def _most(expected: float) -> float:
+    """What an observation counts as at most where so many microseconds were expected. Something near zero can rise."""
+    return LARGEST_ERROR * expected + 1000.0
 
 
 class Average:
@@ -127,10 +134,56 @@ class Average:
         if not self.known:
             self.value, self.known = value, True
         else:
-            largest = _LARGEST_ERROR * self.value + 1000.0  # a millisecond, so that an average near zero can rise
             gain = min(_LARGEST_GAIN, 1.0 - (1.0 - self._gain) * _FADE**self._since)
-            self.value += gain * (min(value, largest) - self.value)
+            self.value += gain * (min(value, _most(self.value)) - self.value)
         self._since = 0.0
+
+
+class ByLoad:
+    """An average for every load: what queues and shared cores add differs with the sessions at work. Loads are told apart by
+    powers of two; one that was never seen is read from the nearest that was."""
+
+    __slots__ = ("_averages",)
+
+    def __init__(self, value: float = 0.0) -> None:
+        self._averages = [Average(value) for _ in range(_LOADS)]
+
+    def __repr__(self) -> str:
+        known = {1 << n: round(each.value, 2) for n, each in enumerate(self._averages) if each.known}
+        return f"ByLoad({known})"
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was observed at any load."""
+        return any(each.known for each in self._averages)
+
+    def knows(self, sessions: int) -> bool:
+        """Whether anything was observed at so many sessions."""
+        return self._averages[self._index(sessions)].known
+
+    def at(self, sessions: int) -> float:
+        """The average at so many sessions (at least 1)."""
+        at = self._index(sessions)
+        if self._averages[at].known:
+            return self._averages[at].value
+        nearest = min((n for n, each in enumerate(self._averages) if each.known), key=lambda n: abs(n - at), default=at)
+        return self._averages[nearest].value
+
+    def observe(self, sessions: int, value: float, expected: float | None = None) -> None:
+        """One more, seen at so many sessions. `expected`: what was thought of this load before its first; a pause may be the first,
+        and counts for no more than a later one would. None: what is known of the nearest load, or nothing."""
+        average = self._averages[self._index(sessions)]
+        if not average.known and expected is None and self.known:
+            expected = self.at(sessions)
+        average.observe(value if average.known or expected is None else min(value, _most(expected)))
+
+    def idle(self, sessions: int, rounds: float) -> None:
+        """So many rounds went by without an observation, at so many sessions."""
+        self._averages[self._index(sessions)].idle(rounds)
+
+    @staticmethod
+    def _index(sessions: int) -> int:
+        return min((sessions - 1).bit_length(), _LOADS - 1)
 
 
 class Acceptance:

@@ -34,6 +34,7 @@ from coordinator.ledger import (
 )
 from coordinator.mirror import State
 from coordinator.observe import Observer
+from coordinator.overlap import DraftWork
 from coordinator.roster import Roster
 from coordinator.session import Session
 from coordinator.stops import Ending, FinishReason
@@ -75,6 +76,7 @@ class Rounds:
     ) -> None:
         """`running`: how many requests are being generated."""
         self.curves = ServiceCurves()
+        self.drafting = DraftWork()
         self.woken: list[Session] = []
         """Sessions with something new for their clients, until `wake_clients`."""
         self._config = config
@@ -95,12 +97,12 @@ class Rounds:
             return
         session.clock.begin_round(begun_ns)
         self._bind_draft(session)
-        plan, guess = self._plan(session, ledger, ending)
+        plan, guess, warm = self._plan(session, ledger, ending)
         notes = session.clock.round
         now = time.monotonic()
         envelope = Envelope(session.time_left_ms(now), *self._observer.round_begun(session))
         notes.source = plan.source.value
-        commands = ledger.begin(plan.source, plan.num_tokens, guess, envelope)
+        commands = ledger.begin(plan.source, plan.num_tokens, guess, envelope, warm=warm)
         if ledger.phase is Phase.DRAFTING:
             expected_s = self.curves.draft_seconds(plan.num_tokens)
             session.draft_due_ns = now_ns() + int(expected_s * 1e9)
@@ -111,27 +113,26 @@ class Rounds:
         self.execute(session, commands)
         session.clock.work(begun_ns, _last_ready(session, begun_ns))
 
-    def _plan(self, session: Session, ledger: Ledger, ending: Ending) -> tuple[Plan, tuple[int, ...]]:
-        spec = session.spec
-        assert session.window is not None
+    def _plan(self, session: Session, ledger: Ledger, ending: Ending) -> tuple[Plan, tuple[int, ...], bool]:
+        """What the round does, the guess to be judged, and whether a draft that is far behind is to read."""
+        spec, window = session.spec, session.window
+        assert window is not None
         longest = min(
             spec.max_block, ending.remaining - 1, self._roster.fleet.workers[session.target_name].info.max_block
         )
         if longest <= 0:
-            return _NO_PLAN, ()
+            return _NO_PLAN, (), False
         guess = session.lookup.propose(longest) if session.lookup is not None else None
-        room = Room(
-            longest=longest,
-            draft=self._draft_room(session, ledger, longest),
-            guess=guess,
-            sessions=self._running(),
-        )
-        plan = session.window.plan(room)
-        return plan, (guess.tokens[: plan.num_tokens] if guess is not None and plan.source is Source.NGRAM else ())
+        draft = self._draft_room(session, ledger, longest)
+        room = Room(longest, draft if ledger.draft_ready() else 0, guess, self._running())
+        plan = window.plan(room)
+        reads = ledger.to_read() if draft else 0
+        warm = reads > 0 and window.worth_reading(Room(longest, draft, None, room.sessions), reads)
+        return plan, (guess.tokens[: plan.num_tokens] if guess and plan.source is Source.NGRAM else ()), warm
 
     def _draft_room(self, session: Session, ledger: Ledger, longest: int) -> int:
-        """Most tokens the draft can propose now; 0 when it is away, behind, full or left alone."""
-        if session.draft_name is None or session.spec.method == "ngram" or not ledger.draft_ready():
+        """Most tokens the draft could propose once it is up to date; 0 when it is away, full or left alone."""
+        if session.draft_name is None or session.spec.method == "ngram":
             return 0
         worker = self._roster.usable(session.draft_name, time.monotonic())
         if worker is None:
@@ -209,6 +210,8 @@ class Rounds:
             notes.draft_ready_ns = notes.draft_ready_ns or journey.ready_ns
         if link is not None and link.up:
             link.send(task)
+            if role is Role.DRAFT:
+                self.drafting.begins(session.counter)
         else:
             mirror.stream_lost()
 
@@ -233,6 +236,10 @@ class Rounds:
         if name != link.name:
             self._books.stale_answers += 1
             return
+        self.drafting.ends(session.counter)
+        asked = ledger.draft.in_flight if ledger.draft.matches(answer, link.generation) else None
+        if isinstance(asked, ProposeTask) and not asked.num_tokens and isinstance(answer.result, Block):
+            self.curves.observe_read(len(asked.append), answer.timing.compute_us)
         commands = ledger.draft_answered(answer, link.generation)
         if awaited and ledger.phase is not Phase.DRAFTING:
             way = passage(
@@ -264,7 +271,7 @@ class Rounds:
         commands = ledger.target_answered(answer, link.generation)
         session.clock.target_passage(way)
         if len(commands) == 1 and isinstance(commands[0], Commit):
-            self._commit(session, ledger, commands[0], block, frame, way, taken)
+            self._commit(session, ledger, commands[0], block, frame, way, received_ns, taken)
             return
         self.execute(session, commands)
         session.clock.work(taken, _last_ready(session, taken))
@@ -277,6 +284,7 @@ class Rounds:
         block: Block,
         frame: AnswerFrame,
         way: Passage,
+        received_ns: int,
         taken: int,
     ) -> None:
         """A verdict became text: show it, count it, and end or go on."""
@@ -289,7 +297,8 @@ class Rounds:
         clock.round.source = source.value
         prefilled = frame.step.prefill_rows if frame.step is not None else 0
         if frame.step is not None:
-            self.curves.observe_verify(frame.step, way)
+            beside = self.drafting.within(session.to_target.written_ns, received_ns)
+            self.curves.observe_verify(source, frame.step, way, beside=beside)
         session.window.observe(source, drafted, commit.accepted, clock.round.draft, way, first=prefilled > 0)
         if session.lookup is not None:
             session.lookup.extend(commit.tokens)

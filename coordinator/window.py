@@ -6,8 +6,8 @@ Law. A request's next block is the one with the most expected tokens per unit of
 
 E(k) = 1 + a_1 + a_1*a_2 + ... with a_i the chance that token i stands given that all before it stand; d draft time per token, r_d
 and r_t what the links and queues add, v the target's step by rows, b the sessions that share it. Every session is priced as
-if all did the same, since under load a row costs all of them time. A guess of n-gram lookup has no d and no r_d, and its a_1 is
-the trust in it: so the longer trusted guess wins.
+if all did the same, since under load a row, and a draft that works beside a step, cost all of them time (curves.py). A guess of
+n-gram lookup has no d and no r_d, and its a_1 is the trust in it: so the longer trusted guess wins.
 
 Only past rounds and the committed text decide, never what is being drafted; so any choice is exact under `rejection` too.
 
@@ -43,6 +43,8 @@ and 32 the middle one lost least over steady and changing acceptance (tests/supp
 _EXPLORATION = 0.01
 _HOPED = 0.95
 """Acceptance that a trial hopes for; it drafts no more than it takes to gain if so."""
+_READING_EVERY = 4
+"""Rounds after which it is thought of again whether a draft that was left behind is to catch up."""
 _PLAIN_EVERY, _OTHER_EVERY = 64, 32
 """Rounds after which plain decoding, or the other source, is tried again while one source pays."""
 
@@ -87,6 +89,7 @@ class RequestWindow:
         "_reserve",
         "_since",
         "_trust",
+        "_unread",
     )
 
     def __init__(self, curves: ServiceCurves, num_speculative_tokens: int | None, longest: int) -> None:
@@ -105,6 +108,8 @@ class RequestWindow:
         """Tokens per microsecond of the best choice at the last plan; 0: a fixed block length."""
         self._reserve = 0.0
         """What the trial under way took from the allowance; 0: none is."""
+        self._unread = 0
+        """Rounds until it is thought of again whether the draft is to read."""
 
     def __repr__(self) -> str:
         current = f"{self._current.source.value} {self._current.num_tokens}"
@@ -121,6 +126,25 @@ class RequestWindow:
         self._rate, best = self.best(room)
         self._current = best
         return self._trial(room, best) or best
+
+    def worth_reading(self, room: Room, num_tokens: int) -> bool:
+        """Whether the draft is to read so many tokens, to be able to propose. `room`: as if it had. It is where its blocks are the
+        best choice; else it is a trial, which the allowance bears or not."""
+        if self._fixed is not None:
+            return self._fixed > 0
+        if self._unread > 0:
+            self._unread -= 1
+            return False
+        if self.best(room)[1].source is Source.DRAFT_MODEL:
+            return True
+        curves = self._curves
+        cost = curves.read_rounds(num_tokens, room.sessions)
+        curves.allowance_limit = max(LARGEST_ALLOWANCE, cost)
+        if cost > curves.allowance:
+            self._unread = _READING_EVERY - 1
+            return False
+        curves.allowance -= cost
+        return True
 
     def observe(
         self,
@@ -158,14 +182,14 @@ class RequestWindow:
         rate, plan = plain_rate * _CERTAINTY, PLAIN
         stay_rate, stay = rate, PLAIN
         for source, limit in self._sources(room):
-            fixed_us, token_us = curves.price(source, sessions)
+            fixed_us, token_us, stretch = curves.price(source, sessions)
             keep = min(current.num_tokens, limit) if current.source is source else 0
             expected, chance = 1.0, 1.0
             for k, stands in enumerate(self._chances(source, limit), start=1):
                 chance *= stands
                 expected += chance
                 if k in _LENGTHS or k == limit or k == keep:  # noqa: SIM109  (a tuple would be built each time)
-                    this = expected / (fixed_us + k * token_us + step_us(sessions * (k + 1)))
+                    this = expected / (fixed_us + k * token_us + stretch * step_us(sessions * (k + 1)))
                     if this > rate:
                         rate, plan = this, Plan(source, k)
                     if k == keep:

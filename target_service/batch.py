@@ -1,13 +1,15 @@
 """Which waiting tasks go into the target's next step, and whether to wait a moment for more. Pure: `now` is an argument.
 
 Law. `specwire.worker.shares` divides the token budget. Before a step the engine may linger for sessions that are announced
-or expected back (turnaround.py), so that groups in lockstep do not decay into fragments, and fragments find together again:
-lingering for `wait` seconds costs each waiting session `wait`, and saves each due session the `v - wait` it would spend behind
-the step that starts without it. It lingers while
+or expected back (turnaround.py), so that groups in lockstep do not decay into fragments, and fragments find together again.
+Lingering for `wait` seconds costs each waiting session `wait`. Starting at once leaves each due session behind the step for
+`v - wait`, and then for `away` more, since it lingers in its turn for those that have just been served. So the engine lingers while
 
-    waiting * wait < due * (v - wait)        v: time of a step, as measured
+    waiting * wait < due * (v - wait + away)        v: time of a step; away: how long the waiting sessions were away; measured
 
-never while a prompt waits, and never so long that a session waits a whole step for company.
+never while a prompt waits, and never so long that a session waits a whole step for company. Two sessions that draft find
+together whenever that takes less than a step, as is best for them in the long run; one that drafts among many that do not is
+not waited for in every step.
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ def last_needed(task: Task) -> int:
 
 
 def linger_until(
-    claims: Sequence[Claim], due: Sequence[Due], room: int, step_s: float, since: float, now: float
+    claims: Sequence[Claim], due: Sequence[Due], room: int, step_s: float, away_s: float, since: float, now: float
 ) -> float | None:
     """Until when to wait for sessions that are to come: the moment that saves most. None: start now. `room`: how many more the
-    step can take. `since`: when the engine could have started."""
+    step can take. `away_s`: how long a waiting session was away before. `since`: when the engine could have started."""
     if room <= 0 or not all(claim.urgent for claim in claims):
         return None
     best: float | None = None
@@ -56,10 +58,10 @@ def linger_until(
         wait = each.by - now
         if wait <= 0:
             continue
-        if now - since + wait >= step_s:
+        if each.by >= since + step_s:
             break
         coming = min(coming + each.sessions, room)
-        saved = coming * (step_s - wait) - len(claims) * wait
+        saved = coming * (step_s - wait + away_s) - len(claims) * wait
         if saved > most_saved:
             best, most_saved = each.by, saved
     return best
@@ -73,7 +75,9 @@ def plan(
     room = min(
         max_sessions - len(claims), budget - sum(claim.total for claim in claims)
     )  # a session takes one row or more
-    until = linger_until(claims, due, room, step_s, since, now)
+    # One that was away for long, its client perhaps, says nothing of the next time; and no wait is longer than a step.
+    away_s = sum(min(job.away_ns / 1e9, step_s) for job in jobs) / max(1, len(jobs))
+    until = linger_until(claims, due, room, step_s, away_s, since, now)
     if until is not None:
         return Plan(wait_until=until)
     shares = share(claims, budget, max_sessions)

@@ -130,6 +130,8 @@ class Desk:
             job.queue_ns = max(0, now_ns - job.mark_ns)
             self._give([_finished(job, outcome.answer)])
         elif isinstance(outcome, Accept):
+            if outcome.session.answered_ns:
+                job.away_ns = max(0, job.mark_ns - outcome.session.answered_ns)
             for old in outcome.overtaken:
                 self._refuse(old, outcome.session.place(Reason.STALE, "overtaken by a task of a later epoch"), now_ns)
 
@@ -198,6 +200,7 @@ class Desk:
         task = job.task
         answer = Answer(task.session, task.epoch, task.number, task.base + len(done.tail), done.result)
         session.finish(answer, done.tail)
+        session.answered_ns = now_ns
         self._refuse_all(self.table.turn(session), now_ns)
         return _finished(job, answer)
 

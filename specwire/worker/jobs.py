@@ -26,6 +26,8 @@ class Job:
     parse_us: int = 0
     mark_ns: int = 0
     """Since when the job waits for the engine: parsed, or the end of its last step."""
+    away_ns: int = 0
+    """From its session's last answer until it came; 0: there was none, or it came before."""
     queue_ns: int = 0
     """Waited so far, over all steps."""
     compute_ns: int = 0

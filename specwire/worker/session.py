@@ -37,6 +37,8 @@ class Session:
     """The last finished task, as long as no newer one began."""
     answer: Answer | None = None
     """Its answer, for a repeat. Invariant: set exactly when `last` is."""
+    answered_ns: int = 0
+    """When that was. 0: never."""
     touched: float = 0.0
     """When its coordinator last spoke of it."""
     front: Job | None = None

@@ -132,7 +132,7 @@ class Replay:
             self.curves.observe_draft(k, draft_way)
         self._step += 1
         step = StepTiming(compute_us=round(verify), rows=rows, sessions=world.sessions, step=self._step)
-        self.curves.observe_verify(step, target_way)
+        self.curves.observe_verify(source, step, target_way)
         window.observe(source, k, accepted, draft_way, target_way)
         return target_way.total_us + (draft_way.total_us if draft_way else 0), accepted + 1
 

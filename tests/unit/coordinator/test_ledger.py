@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.ledger import (
     MAX_TROUBLES,
+    NO_ENVELOPE,
     WARM_TOKENS,
     Command,
     Commit,
@@ -272,6 +273,15 @@ def test_a_draft_that_caught_up_is_asked_in_the_next_round() -> None:
 
     assert kinds(shell.begin(DRAFT, 3)) == ["Send draft"]
     assert (len(prompt), (30,)) == (shell.proposing.keep, shell.proposing.append)
+
+
+def test_a_draft_far_behind_is_left_there_unless_told() -> None:
+    """Reading costs the others something; whoever plans says whether it is worth that."""
+    shell = Shell(prompt=tuple(range(WARM_TOKENS + 1)))
+    ledger = shell.ledger
+
+    assert ledger.to_read() == WARM_TOKENS + 1
+    assert [type(each) for each in ledger.begin(DRAFT, 3, (), NO_ENVELOPE, warm=False)] == [Send]
 
 
 def test_a_draft_still_reading_is_not_disturbed() -> None:

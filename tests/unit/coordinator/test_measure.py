@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.measure import PRIOR, Acceptance, Average, StepTimes
+from coordinator.measure import PRIOR, Acceptance, Average, ByLoad, StepTimes
 
 
 def test_profile_is_met_and_interpolated() -> None:
@@ -138,3 +138,36 @@ def test_old_evidence_fades_but_never_to_nothing() -> None:
         acceptance.observe(1, 1)
     assert acceptance.tries[0] < 12
     assert acceptance.curve()[0] > 0.5
+
+
+def test_loads_are_told_apart_by_powers_of_two() -> None:
+    """1, 2, 3-4, 5-8; one that was never seen is like the nearest that was."""
+    links = ByLoad(1.0)
+    assert (links.at(1), links.known) == (1.0, False)
+    links.observe(1, 100.0)
+    links.observe(5, 900.0, 900.0)
+
+    assert [links.at(n) for n in (1, 2, 3, 5, 8, 9, 300, 5000)] == [100, 100, 900, 900, 900, 900, 900, 900]
+    assert [links.knows(n) for n in (1, 2, 4, 8, 9)] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(("expected", "found"), [(None, 4 * 100.0 + 1000.0), (500.0, 4 * 500.0 + 1000.0), (1e9, 1e6)])
+def test_the_first_at_a_load_may_be_a_pause(expected: float | None, found: float) -> None:
+    """It moves what was thought no further than a later one could."""
+    links = ByLoad()
+    links.observe(1, 100.0)
+    links.observe(8, 1e6, expected)
+
+    assert links.at(8) == found
+
+
+def test_an_average_of_long_ago_follows_quickly_at_its_own_load_alone() -> None:
+    """What was not seen for hundreds of rounds says little of now."""
+    links = ByLoad()
+    for sessions in (1, 8):
+        links.observe(sessions, 100.0, 100.0)
+    links.idle(8, 1000)
+    for sessions in (1, 8):
+        links.observe(sessions, 200.0)
+
+    assert [links.at(1), links.at(8)] == pytest.approx([110.0, 150.0], rel=0.01)

@@ -250,12 +250,14 @@ def test_prompt_rows_do_not_count_as_step_time() -> None:
     curves = taught(DRAFT, 4, 2)
     before = curves.plain_us(1)
     target_way = way(900_000, 0)
-    curves.observe_verify(StepTiming(compute_us=900_000, rows=1, prefill_rows=500, sessions=1, step=1), target_way)
+    curves.observe_verify(
+        NONE, StepTiming(compute_us=900_000, rows=1, prefill_rows=500, sessions=1, step=1), target_way
+    )
 
     assert before == curves.plain_us(1)
-    curves.observe_verify(StepTiming(compute_us=50_000, rows=1, sessions=2, step=2), target_way)
+    curves.observe_verify(NONE, StepTiming(compute_us=50_000, rows=1, sessions=2, step=2), target_way)
     once = curves.plain_us(1)
-    curves.observe_verify(StepTiming(compute_us=50_000, rows=1, sessions=2, step=2), target_way)
+    curves.observe_verify(NONE, StepTiming(compute_us=50_000, rows=1, sessions=2, step=2), target_way)
     assert once == curves.plain_us(1) > before
 
 
@@ -310,3 +312,108 @@ def test_repr_tells_the_story() -> None:
     window.plan(room())
 
     assert repr(window) == "RequestWindow(fixed=None, current=draft_model 8, Trust({}))"
+
+
+def contended(beside: bool) -> ServiceCurves:
+    """Two sessions on two cores that a draft shares: steps of 24 ms take 33 while it works, and its blocks miss a step."""
+    curves = ServiceCurves()
+    curves.sessions = 2
+    for step in range(0, 400, 2):
+        if not beside or step < 200:
+            curves.observe_verify(
+                NONE, StepTiming(compute_us=24_000, rows=2, sessions=2, step=step), way(24_000, 5_000)
+            )
+            continue
+        curves.observe_draft(1, way(8_000, 5_000))
+        for source, rows, number in ((NONE, 1, step), (DRAFT, 2, step + 1)):
+            timing = StepTiming(compute_us=33_000, rows=rows, sessions=1, step=number)
+            curves.observe_verify(source, timing, way(33_000, 22_000), beside=True)
+    return curves
+
+
+def test_what_a_draft_takes_from_the_target_is_the_drafts_price() -> None:
+    """Plain rounds are priced by what they take while nobody drafts, however long nobody has seen that."""
+    quiet, busy = contended(beside=False), contended(beside=True)
+
+    assert busy.plain_us(2) == quiet.plain_us(2) == pytest.approx(29_000, rel=0.01)
+    assert busy.price(DRAFT, 2) == pytest.approx((5_000 + 22_000, 8_000, 33 / 24), rel=0.05)
+    assert busy.round_us(NGRAM, 1, 2) == pytest.approx(quiet.round_us(NGRAM, 1, 2), rel=0.01)
+
+
+def test_a_draft_that_only_takes_from_others_is_left() -> None:
+    """1.6 tokens in 74 ms, beside steps that take 38 for one: no worse than that, and worse than the 29 of nobody drafting."""
+    curves = contended(beside=True)
+    for accepted in (1, 1, 0, 1, 0) * 20:
+        curves.observe_block(DRAFT, 1, accepted)
+
+    assert curves.request(None, 1).best(room(longest=1, sessions=2))[1] == PLAIN
+
+
+def test_a_machine_that_became_faster_is_noticed_beside_a_draft() -> None:
+    """A draft beside it does not shorten a step."""
+    curves = contended(beside=True)
+    for step in range(1000, 1200):
+        timing = StepTiming(compute_us=12_000, rows=2, sessions=1, step=step)
+        curves.observe_verify(DRAFT, timing, way(12_000, 3_000), beside=True)
+
+    assert curves.verify.at(2) == pytest.approx(12_000, rel=0.1)
+    assert curves.price(DRAFT, 2)[2] == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_pause_in_the_first_trial_at_a_load_does_not_end_drafting() -> None:
+    """The first block at a load had to wait for prompts: it counts as four rounds' links, and no more."""
+    curves = taught(DRAFT, 4, 3)
+    curves.sessions = 8
+    curves.observe_verify(NONE, StepTiming(compute_us=60_000, rows=8, sessions=8, step=1), way(60_000, 4_000))
+    curves.observe_verify(DRAFT, StepTiming(compute_us=60_000, rows=9, sessions=8, step=2), way(60_000, 700_000))
+
+    assert curves.price(DRAFT, 8)[0] == 4 * 4_000 + 1_000
+
+
+@pytest.mark.parametrize(
+    ("accepted", "allowance", "read_us", "expected"),
+    [
+        (3, 0.0, 1_000, True),  # its blocks are the best choice
+        (0, 4.0, 1_000, True),  # a trial that the allowance bears: 100 tokens take 100 ms of a round of 38
+        (0, 2.0, 1_000, False),
+        (0, 0.0, 0, True),  # nobody knows what reading costs
+    ],
+)
+def test_a_draft_reads_where_that_may_pay(accepted: int, allowance: float, read_us: int, expected: bool) -> None:
+    """A prompt is read by the draft because its blocks are wanted, or out of the allowance for trials."""
+    curves = taught(DRAFT, 4, accepted)
+    curves.allowance = allowance
+    curves.observe_read(1, read_us)
+
+    assert curves.request(None, 8).worth_reading(room(), 100) is expected
+    spent = 100 * read_us / curves.plain_us(1) if expected and not accepted else 0.0
+    assert curves.allowance == pytest.approx(allowance - spent)
+
+
+def test_what_was_too_dear_to_read_is_thought_of_again() -> None:
+    """Every fourth round."""
+    curves = taught(DRAFT, 4, 0)
+    curves.observe_read(1, 1_000)
+    curves.allowance = 0.0
+    window = curves.request(None, 8)
+    first = window.worth_reading(room(), 100)
+    curves.allowance = 8.0
+
+    assert [first, *(window.worth_reading(room(), 100) for _ in range(4))] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize(("fixed", "expected"), [(0, False), (3, True)])
+def test_a_fixed_length_needs_its_draft(fixed: int, expected: bool) -> None:
+    """Whatever that costs."""
+    curves = taught(DRAFT, 4, 0)
+    curves.allowance = -5.0
+
+    assert curves.request(fixed, 8).worth_reading(room(), 100) is expected
+
+
+def test_many_at_work_make_reading_dear() -> None:
+    """All of them wait for it, at worst."""
+    curves = taught(DRAFT, 4, 0)
+    curves.observe_read(1, 1_000)
+
+    assert curves.read_rounds(100, 8) == pytest.approx(8 * 100_000 / curves.plain_us(8))

@@ -79,31 +79,65 @@ BLOCKS = [Claim(0, 0, 5), Claim(1, 0, 5)]
 )
 def test_when_to_linger(due: Sequence[Due], step_s: float, expected: float | None) -> None:
     """waiting * wait < due * (v - wait)."""
-    assert linger_until(BLOCKS, due, 60, step_s, since=1.0, now=1.0) == expected
+    assert linger_until(BLOCKS, due, 60, step_s, away_s=0.0, since=1.0, now=1.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("waiting", "due", "within_s", "away_s", "expected"),
+    [
+        (1, 1, 0.018, 0.018, True),  # two that draft for 18 ms: 18 < 33 - 18 + 18, and they stay together
+        (1, 1, 0.018, 0.000, False),  # if it were over with this one: 18 > 33 - 18
+        (1, 1, 0.032, 0.032, True),  # whenever that is less than a step
+        (7, 1, 0.009, 0.004, False),  # one that drafts among seven that do not: it goes along every second step
+        (1, 7, 0.004, 0.018, True),  # there it waits for them
+        (1, 1, 0.009, 0.004, True),  # one beside one
+    ],
+)
+def test_those_who_draft_alike_find_together(
+    waiting: int, due: int, within_s: float, away_s: float, expected: bool
+) -> None:
+    """waiting * wait < due * (v - wait + away), v = 33 ms: who starts at once is waited for in his turn."""
+    claims = [Claim(key, 0, 2) for key in range(waiting)]
+    until = linger_until(claims, [Due(due, 1.0 + within_s)], 60, 0.033, away_s, since=1.0, now=1.0)
+
+    assert until == (1.0 + within_s if expected else None)
+
+
+def test_who_was_away_for_long_counts_for_one_step() -> None:
+    """A client that paused says nothing of the next time."""
+    long_away, back = job(10, 10, 10, 1, block=4), job(10, 10, 10, 1, block=4)
+    long_away.away_ns, back.away_ns = 10**12, 0
+    due = [Due(1, 1.018)]
+
+    assert plan([long_away], due, 0.033, 1.0, 1.0, 512, 64).wait_until == 1.018
+    assert plan([long_away, back], due, 0.033, 1.0, 1.0, 512, 64).wait_until is None
 
 
 def test_nobody_lingers_while_a_prompt_waits_or_for_longer_than_a_step() -> None:
     """There is work; and what was waited already counts."""
-    assert linger_until([*BLOCKS, Claim(2, 100, 1)], [Due(6, 1.002)], 60, 0.02, 1.0, 1.0) is None
-    assert linger_until(BLOCKS, [Due(6, 1.002)], 60, 0.02, 0.981, 1.0) is None
+    assert linger_until([*BLOCKS, Claim(2, 100, 1)], [Due(6, 1.002)], 60, 0.02, 0.0, 1.0, 1.0) is None
+    assert linger_until(BLOCKS, [Due(6, 1.002)], 60, 0.02, 0.0, 0.981, 1.0) is None
 
 
 @pytest.mark.parametrize(("room", "expected"), [(-1, None), (0, None), (1, None), (2, 1.012)])
 def test_nobody_lingers_for_more_than_the_step_can_take(room: int, expected: float | None) -> None:
     """One waits 12 ms: one more would save 8 ms, two save 16."""
-    assert linger_until([BLOCKS[0]], [Due(6, 1.012)], room, 0.02, 1.0, 1.0) == expected
+    assert linger_until([BLOCKS[0]], [Due(6, 1.012)], room, 0.02, 0.0, 1.0, 1.0) == expected
 
 
 @given(
     st.integers(1, 20),
     st.floats(0.0001, 0.1),
+    st.floats(0.0, 0.1),
     st.lists(st.tuples(st.integers(0, 20), st.floats(-0.01, 0.1)), max_size=50),
 )
-def test_lingering_ends_whatever_is_announced(waiting: int, step_s: float, hints: list[tuple[int, float]]) -> None:
+def test_lingering_ends_whatever_is_announced(
+    waiting: int, step_s: float, away_s: float, hints: list[tuple[int, float]]
+) -> None:
     """Hint after hint, the wait never exceeds one step."""
     now = since = 5.0
     for sessions, within in hints:
-        until = linger_until([Claim(0, 0, 1)] * waiting, [Due(sessions, now + within)], 60, step_s, since, now)
+        until = linger_until([Claim(0, 0, 1)] * waiting, [Due(sessions, now + within)], 60, step_s, away_s, since, now)
         if until is None:
             break
         assert now < until < since + step_s

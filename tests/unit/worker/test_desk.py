@@ -120,6 +120,18 @@ def test_times_of_a_task() -> None:
     assert delivery.ended_ns == 7 * MS
 
 
+def test_how_long_a_session_was_away() -> None:
+    """From its answer to its next task, by the stamps of both; a first task comes from nowhere."""
+    end = End("a")
+    desk = desk_with((end, 1))
+    desk.frame(end, 1, TaskFrame(tasks=(ask(1),)), 1 * MS, 1 * MS, 1 * MS)
+    first = desk.table.fronts()[0]
+    step(desk, 2 * MS)
+    desk.frame(end, 1, TaskFrame(tasks=(ask(1, 2),)), 24 * MS, 25 * MS, 40 * MS)
+
+    assert (first.away_ns, desk.table.fronts()[0].away_ns) == (0, 20 * MS)
+
+
 def test_an_answer_without_a_stream_waits_with_its_session() -> None:
     """The next stream repeats the task and has it."""
     a, again = End("a"), End("again")
