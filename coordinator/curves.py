@@ -26,6 +26,10 @@ _FIRST_ALLOWANCE = 4.0
 """Plain rounds that a new service may spend on finding out."""
 _SERVICE_MEMORY = 0.995
 """200 rounds count for the service."""
+_NO_CROWD = 1.05
+"""Steps that take so much longer beside a draft are called as long as others: timings are no better."""
+_MUCH_TEXT = 16
+"""Tokens of text from which on a step tells what reading costs: few go along with the tokens that are proposed."""
 _UNMEASURED_DRAFT = 0.15
 """Draft time per token, in target steps, before anything is known."""
 
@@ -48,8 +52,11 @@ class ServiceCurves:
         """r_t: what a verdict takes beyond its step, while no draft works."""
         self.block_link = ByLoad()
         """r_t of a draft's block. It may miss a step that others share."""
-        self.crowding = ByLoad(1.0)
+        self.crowding = ByLoad(1.0, known=True)
         """How many times longer than `verify` the step of a draft's block takes, for other drafts that work beside it."""
+        self.beside = ByLoad(2.0 * _NO_CROWD - 1.0, known=True)
+        """The same of any step beside which a draft works. Where that turns out to be no longer, what is seen beside drafts is as
+        good as what is seen without them."""
         self.acceptance = {s: Acceptance(_SERVICE_MEMORY) for s in (Source.DRAFT_MODEL, Source.NGRAM)}
         self.curve: dict[Source, list[float]] = {s: [] for s in self.acceptance}
         """`acceptance[s].curve()`, kept up to date."""
@@ -103,12 +110,14 @@ class ServiceCurves:
 
     def read_rounds(self, num_tokens: int, sessions: int) -> float:
         """What it costs that a draft reads so much text, in plain rounds: at worst all sessions stand still for it."""
-        return sessions * num_tokens * self.draft_read.value / self.plain_us(sessions)
+        token_us = min(self.draft_read.value, self.draft_us(1))  # reading a token takes no longer than proposing one
+        return sessions * num_tokens * token_us / self.plain_us(sessions)
 
-    def observe_read(self, num_tokens: int, compute_us: int) -> None:
-        """A draft has read so many tokens."""
-        if num_tokens > 0:
-            self.draft_read.observe(compute_us / num_tokens)
+    def observe_read(self, step: StepTiming) -> None:
+        """A draft has read text in this step, of one session or of many."""
+        if step.prefill_rows >= _MUCH_TEXT:
+            us = step.prepare_us + step.compute_us + step.sample_us
+            self.draft_read.observe(us / (step.rows + step.prefill_rows))
 
     def observe_draft(self, drafted: int, way: Passage) -> None:
         """A block came. Few tokens were read for it (`ledger.WARM_TOKENS`), so its time is that of proposing. Microseconds."""
@@ -131,17 +140,18 @@ class ServiceCurves:
         if step.prefill_rows:
             return
         sessions, link_us, drafted = self.sessions, way.total_us - way.compute_us, source is Source.DRAFT_MODEL
-        if drafted:
-            self.block_link.observe(sessions, link_us, self._block_link(sessions))
-        elif not beside:
-            self.target_link.observe(sessions, link_us)
         us, new = step.prepare_us + step.compute_us + step.sample_us, step.step != self._last_step
         self._last_step = step.step
+        longer = min(us / self.verify.at(step.rows), LARGEST_ERROR) if beside and self.verify.known else 1.0
+        if beside and new:
+            self.beside.observe(sessions, longer)
+        quiet = not beside or self.beside.at(sessions) <= _NO_CROWD
         if drafted:
-            longer = us / self.verify.at(step.rows) if beside and self.verify.known else 1.0
-            self.crowding.observe(sessions, min(longer, LARGEST_ERROR))
-        # A draft beside it does not make a step shorter: if it seems so, it is the machine that has become faster.
-        if new and (not beside or self.crowding.at(sessions) < 1.0):
+            self.block_link.observe(sessions, link_us, self._block_link(sessions))
+            self.crowding.observe(sessions, longer)
+        elif quiet or link_us < self.target_link.at(sessions):  # a draft beside it does not make a way shorter
+            self.target_link.observe(sessions, link_us)
+        if new and (quiet or not self.verify.known):
             self.verify.observe(step.rows, us)
 
     def observe_block(self, source: Source, drafted: int, accepted: int) -> None:

@@ -117,9 +117,9 @@ class Average:
 
     __slots__ = ("_gain", "_since", "known", "value")
 
-    def __init__(self, value: float = 0.0, gain: float = 0.1) -> None:
+    def __init__(self, value: float = 0.0, gain: float = 0.1, *, known: bool = False) -> None:
         self.value = value
-        self.known = False
+        self.known = known
         """False while `value` is only a guess."""
         self._gain = gain
         self._since = 0.0
@@ -143,10 +143,13 @@ class ByLoad:
     """An average for every load: what queues and shared cores add differs with the sessions at work. Loads are told apart by
     powers of two; one that was never seen is read from the nearest that was."""
 
-    __slots__ = ("_averages",)
+    __slots__ = ("_averages", "_nearest")
 
-    def __init__(self, value: float = 0.0) -> None:
-        self._averages = [Average(value) for _ in range(_LOADS)]
+    def __init__(self, value: float = 0.0, *, known: bool = False) -> None:
+        """`known`: the value holds for every load until it is observed there, and a first observation counts as any other."""
+        self._averages = [Average(value, known=known) for _ in range(_LOADS)]
+        self._nearest = list(self._averages)
+        """For each load the average that it is read from."""
 
     def __repr__(self) -> str:
         known = {1 << n: round(each.value, 2) for n, each in enumerate(self._averages) if each.known}
@@ -155,7 +158,7 @@ class ByLoad:
     @property
     def known(self) -> bool:
         """Whether anything was observed at any load."""
-        return any(each.known for each in self._averages)
+        return self._nearest[0].known
 
     def knows(self, sessions: int) -> bool:
         """Whether anything was observed at so many sessions."""
@@ -163,23 +166,28 @@ class ByLoad:
 
     def at(self, sessions: int) -> float:
         """The average at so many sessions (at least 1)."""
-        at = self._index(sessions)
-        if self._averages[at].known:
-            return self._averages[at].value
-        nearest = min((n for n, each in enumerate(self._averages) if each.known), key=lambda n: abs(n - at), default=at)
-        return self._averages[nearest].value
+        return self._nearest[self._index(sessions)].value
 
     def observe(self, sessions: int, value: float, expected: float | None = None) -> None:
         """One more, seen at so many sessions. `expected`: what was thought of this load before its first; a pause may be the first,
         and counts for no more than a later one would. None: what is known of the nearest load, or nothing."""
-        average = self._averages[self._index(sessions)]
-        if not average.known and expected is None and self.known:
-            expected = self.at(sessions)
-        average.observe(value if average.known or expected is None else min(value, _most(expected)))
+        at = self._index(sessions)
+        average = self._averages[at]
+        if average.known:
+            average.observe(value)
+            return
+        if expected is None and self.known:
+            expected = self._nearest[at].value
+        average.observe(value if expected is None else min(value, _most(expected)))
+        self._nearest = [self._find_nearest(load) for load in range(_LOADS)]
 
     def idle(self, sessions: int, rounds: float) -> None:
         """So many rounds went by without an observation, at so many sessions."""
         self._averages[self._index(sessions)].idle(rounds)
+
+    def _find_nearest(self, load: int) -> Average:
+        known = (n for n, each in enumerate(self._averages) if each.known)
+        return self._averages[min(known, key=lambda n: abs(n - load))]
 
     @staticmethod
     def _index(sessions: int) -> int:

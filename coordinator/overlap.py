@@ -1,6 +1,7 @@
 """Whether a draft worked while something else went on.
 
-Law. A draft works from the moment a task for it is put into its link until its answer is here, or nobody waits for it any more.
+Law. A draft works from the moment a task for it is put into its link until an answer to the session is here, or link or session
+is gone.
 """
 
 from __future__ import annotations

@@ -48,6 +48,9 @@ from specwire.wire.stopwatch import Passage, now_ns, passage
 RETRY_LATER_S = 0.05
 """How long a round waits when the target has no room."""
 MIN_DRAFT_TIMEOUT_S = 0.05
+_DUE = 1.25
+"""A target is told so many times the time that a block takes on average: one that lingers and starts just before it comes has
+waited for nothing."""
 
 _NO_PLAN = Plan(Source.NONE, 0)
 
@@ -105,7 +108,7 @@ class Rounds:
         commands = ledger.begin(plan.source, plan.num_tokens, guess, envelope, warm=warm)
         if ledger.phase is Phase.DRAFTING:
             expected_s = self.curves.draft_seconds(plan.num_tokens)
-            session.draft_due_ns = now_ns() + int(expected_s * 1e9)
+            session.draft_due_ns = now_ns() + int(_DUE * expected_s * 1e9)
             timeout = self._draft_timeout(session, expected_s)
             if timeout is not None:
                 loop = asyncio.get_running_loop()
@@ -237,9 +240,10 @@ class Rounds:
             self._books.stale_answers += 1
             return
         self.drafting.ends(session.counter)
-        asked = ledger.draft.in_flight if ledger.draft.matches(answer, link.generation) else None
-        if isinstance(asked, ProposeTask) and not asked.num_tokens and isinstance(answer.result, Block):
-            self.curves.observe_read(len(asked.append), answer.timing.compute_us)
+        if frame.step is not None:
+            self.curves.observe_read(frame.step)
+        if not isinstance(answer.result, Block) and not awaited and session.window is not None:
+            session.window.not_read()
         commands = ledger.draft_answered(answer, link.generation)
         if awaited and ledger.phase is not Phase.DRAFTING:
             way = passage(
@@ -346,6 +350,7 @@ class Rounds:
         if bound is not None:
             self._roster.close(bound.name, ledger.session)
             session.former_drafts.add(bound.name)
+            self.drafting.ends(session.counter)
         session.draft_name = draft.name
         draft.sessions.add(session.counter)
         ledger.take_draft(self.limits(self._roster.fleet.workers[session.target_name], draft))

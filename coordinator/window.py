@@ -45,6 +45,8 @@ _HOPED = 0.95
 """Acceptance that a trial hopes for; it drafts no more than it takes to gain if so."""
 _READING_EVERY = 4
 """Rounds after which it is thought of again whether a draft that was left behind is to catch up."""
+_REFUSED_EVERY = 64
+"""The same where it was asked to, and did not."""
 _PLAIN_EVERY, _OTHER_EVERY = 64, 32
 """Rounds after which plain decoding, or the other source, is tried again while one source pays."""
 
@@ -85,7 +87,9 @@ class RequestWindow:
         "_fixed",
         "_longest",
         "_match",
+        "_prepaid",
         "_rate",
+        "_reading",
         "_reserve",
         "_since",
         "_trust",
@@ -108,6 +112,10 @@ class RequestWindow:
         """Tokens per microsecond of the best choice at the last plan; 0: a fixed block length."""
         self._reserve = 0.0
         """What the trial under way took from the allowance; 0: none is."""
+        self._reading = 0.0
+        """What the reading asked for last took from the allowance, ..."""
+        self._prepaid = 0.0
+        """... and what it took for the trial that is to follow."""
         self._unread = 0
         """Rounds until it is thought of again whether the draft is to read."""
 
@@ -129,22 +137,31 @@ class RequestWindow:
 
     def worth_reading(self, room: Room, num_tokens: int) -> bool:
         """Whether the draft is to read so many tokens, to be able to propose. `room`: as if it had. It is where its blocks are the
-        best choice; else it is a trial, which the allowance bears or not."""
+        best choice. Else it is the first half of a trial, and the allowance has to bear both; as far as that can hold so much."""
         if self._fixed is not None:
             return self._fixed > 0
         if self._unread > 0:
             self._unread -= 1
             return False
-        if self.best(room)[1].source is Source.DRAFT_MODEL:
+        self._reading = self._prepaid = 0.0
+        rate, best = self.best(room)
+        if best.source is Source.DRAFT_MODEL:
             return True
         curves = self._curves
-        cost = curves.read_rounds(num_tokens, room.sessions)
-        curves.allowance_limit = max(LARGEST_ALLOWANCE, cost)
-        if cost > curves.allowance:
+        reading = curves.read_rounds(num_tokens, room.sessions)
+        trial = self._loss(Source.DRAFT_MODEL, room.draft, room.sessions, rate)[0]
+        if min(reading + trial, LARGEST_ALLOWANCE) > curves.allowance:
             self._unread = _READING_EVERY - 1
             return False
-        curves.allowance -= cost
+        self._reading, self._prepaid = reading, trial
+        curves.allowance -= reading + trial
         return True
+
+    def not_read(self) -> None:
+        """The draft did not do it: it has no room, or failed. Asking again every round would help nobody."""
+        self._curves.allowance += self._reading + self._prepaid
+        self._reading = self._prepaid = 0.0
+        self._unread = _REFUSED_EVERY - 1
 
     def observe(
         self,
@@ -250,45 +267,57 @@ class RequestWindow:
     def _trial(self, room: Room, best: Plan) -> Plan | None:
         """Another choice, if one is due and the allowance bears its cost: what it takes if only one token comes of it."""
         curves, since = self._curves, self._since
-        plain_us = curves.plain_us(room.sessions)
+        if curves.allowance < 0.0 and not self._prepaid:
+            return None
         tried: Plan | None = None
+        cost = 0.0
         if best is not PLAIN and since[Source.NONE] >= _PLAIN_EVERY:
             tried = PLAIN
+            plain_us = curves.plain_us(room.sessions)
+            cost = max(0.0, (plain_us - 1.0 / self._rate) / plain_us)
         else:
             due = 1 if best is PLAIN else _OTHER_EVERY
             others = [(s, limit) for s, limit in self._sources(room) if s is not best.source and since[s] >= due]
             if others:
                 source, limit = max(others, key=lambda other: since[other[0]])
-                tried = Plan(source, self._shortest_hope(source, limit, room.sessions))
+                cost, tried = self._loss(source, limit, room.sessions, self._rate)
         if tried is None:
             return None
-        cost = max(0.0, (curves.round_us(tried.source, tried.num_tokens, room.sessions) - 1.0 / self._rate) / plain_us)
         curves.allowance_limit = max(LARGEST_ALLOWANCE, cost)
-        if cost > curves.allowance:
+        if tried.source is Source.DRAFT_MODEL and self._prepaid:
+            curves.allowance += self._prepaid
+            self._prepaid = 0.0
+        elif cost > curves.allowance:
             return None
         self._reserve = cost
         curves.allowance -= cost
         return tried
 
-    def _shortest_hope(self, source: Source, limit: int, sessions: int) -> int:
-        """Shortest block that would beat plain decoding if the source were good; 1 if none would."""
-        plain_us = self._curves.plain_us(sessions)
+    def _loss(self, source: Source, limit: int, sessions: int, rate: float) -> tuple[float, Plan]:
+        """What a trial of this source costs if only one token comes of it, in plain rounds, and the trial: the shortest block that
+        would beat plain decoding if the source were good, or a single token if none would. `rate`: tokens per microsecond of the
+        best choice."""
+        curves = self._curves
+        plain_us = curves.plain_us(sessions)
+        once_us, token_us, stretch = curves.price(source, sessions)
+        chosen, chosen_us = 1, 0.0
         expected = chance = 1.0
         for k in range(1, limit + 1):
+            us = once_us + k * token_us + stretch * curves.verify.at(sessions * (k + 1))
+            chosen_us = chosen_us or us
             chance *= _HOPED
             expected += chance
-            if expected * plain_us > self._curves.round_us(source, k, sessions):
-                return k
-        return 1
+            if expected * plain_us > us:
+                chosen, chosen_us = k, us
+                break
+        return max(0.0, (chosen_us - 1.0 / rate) / plain_us), Plan(source, chosen)
 
     def _settle(self, committed: int, us: float, first: bool) -> None:
         """Earns the round's share of the allowance, and books what a trial really cost: less than nothing when it paid."""
         curves = self._curves
         plain_us = curves.plain_us(curves.sessions)
-        change = self._reserve
-        if not first:
-            change += _EXPLORATION * us / plain_us
-            if self._reserve > 0.0:
-                change -= (us - committed / self._rate) / plain_us
+        change = self._reserve + _EXPLORATION * us / plain_us
+        if self._reserve > 0.0 and not first:
+            change -= (us - committed / self._rate) / plain_us
         self._reserve = 0.0
         curves.allowance = min(curves.allowance_limit, curves.allowance + change)

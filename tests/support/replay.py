@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from coordinator.ledger import WARM_TOKENS
 from coordinator.lookup import NgramGuess
 from coordinator.window import RequestWindow, Room, ServiceCurves
 from specwire.law.tasks import StepTiming
@@ -49,6 +50,10 @@ class World:
     sessions: int = 1
     noise: float = 0.05
     """Step times vary by so much up or down."""
+    read_us: float | None = None
+    """What a draft that is far behind takes to read a token, beside the target. None: it never falls behind."""
+    prompt_us: float = 0
+    """What the target takes to read a token of the prompt."""
 
     def plain_us(self) -> float:
         """A plain round."""
@@ -91,13 +96,18 @@ class Replay:
             self.curves.draft_profile(draft)
         self.lengths: list[int] = []
         """Block length of every round so far."""
+        self.behind = 0
+        """Tokens that the draft has not read."""
+        self._unread = 0
+        """Tokens of the prompt that the target has not read."""
         self.expected_us = self.expected_tokens = 0.0
         """What the choices so far cost and bring on average: their worth without their luck."""
         self._step = 0
 
-    def request(self, tokens: int, longest: int = 8, window: RequestWindow | None = None) -> float:
-        """Generates so many tokens; returns the microseconds it took."""
+    def request(self, tokens: int, longest: int = 8, window: RequestWindow | None = None, prompt: int = 0) -> float:
+        """Generates so many tokens, after a prompt of so many; returns the microseconds it took."""
         window = window or self.curves.request(None, longest)
+        self.behind = self._unread = prompt
         total, left = 0.0, tokens
         while left > 0:
             us, committed = self.round(window, min(longest, left - 1))
@@ -114,8 +124,18 @@ class Replay:
     ) -> tuple[float, int]:
         """One round: its microseconds and committed tokens. `hit`: chance of each token of the guess."""
         world = self.world
-        plan = window.plan(Room(longest, longest, guess, world.sessions)) if longest > 0 else None
+        ready = world.read_us is None or self.behind <= WARM_TOKENS
+        plan = window.plan(Room(longest, longest if ready else 0, guess, world.sessions)) if longest > 0 else None
         k = plan.num_tokens if plan else 0
+        if (
+            longest > 0
+            and not ready
+            and window.worth_reading(Room(longest, longest, None, world.sessions), self.behind)
+        ):
+            assert world.read_us is not None
+            us = round(self.behind * world.read_us)
+            self.curves.observe_read(StepTiming(compute_us=us, prefill_rows=self.behind, sessions=1))
+            self.behind = 0
         source = plan.source if plan else Source.NONE
         self.lengths.append(k)
         self.expected_us += world.round_us(k)
@@ -125,15 +145,17 @@ class Replay:
             accepted += 1
         rows = world.sessions * (k + 1)
         verify = step_us(world.shape, rows) * self._jitter()
-        target_way = way(verify, world.target_link_us)
+        prompt, self._unread = self._unread, 0
+        target_way = way(verify + prompt * world.prompt_us, world.target_link_us)
         draft_way = None
         if source is Source.DRAFT_MODEL:
             draft_way = way(k * world.draft_us * self._jitter(), world.draft_link_us * self._jitter())
             self.curves.observe_draft(k, draft_way)
         self._step += 1
-        step = StepTiming(compute_us=round(verify), rows=rows, sessions=world.sessions, step=self._step)
+        step = StepTiming(compute_us=target_way.compute_us, rows=rows, prefill_rows=prompt, step=self._step)
         self.curves.observe_verify(source, step, target_way)
-        window.observe(source, k, accepted, draft_way, target_way)
+        window.observe(source, k, accepted, draft_way, target_way, first=prompt > 0)
+        self.behind = 1 if source is Source.DRAFT_MODEL else self.behind + accepted + 1
         return target_way.total_us + (draft_way.total_us if draft_way else 0), accepted + 1
 
     def _jitter(self) -> float:

@@ -273,6 +273,7 @@ class Service:
             "coordinator.sessions": len(driver.sessions),
             "coordinator.running": len(driver.admission.running),
             "coordinator.waiting": len(driver.admission.waiting),
+            "coordinator.drafting": len(driver.rounds.drafting),
         }
         for worker in driver.fleet.workers.values():
             found[f"coordinator.bound.{worker.name}"] = len(worker.sessions)

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.config import load
 from specwire.law.errors import InvalidArgument
+from specwire.law.values import Source
 from specwire.lm.table_config import Fault
 from tests.support.relay import Hook, Out, Relay, pass_on
 from tests.support.service import Answer, Service, expected_ids, like, model_of, on_the_loop, service
@@ -69,6 +70,38 @@ async def test_kind_29_drafting_that_paused_resumes_where_the_text_is() -> None:
         assert expected_ids(TARGET, [1], 150, seed=3) == answer.ids
         assert [3, 0, 3] == [k for k, _ in itertools.groupby(k for k in rounds[:-1])]
         assert [round.drafted for round in answer.final.rounds] == [round.accepted for round in answer.final.rounds]
+
+
+@on_the_loop
+async def test_a_draft_that_does_not_pay_is_not_told_the_text() -> None:
+    """Nothing of it stands and the allowance for trials is used up: the prompt is not read either, until it is wanted."""
+    async with service(like(TARGET, step_ms=1.0), like(DRAFTS["random"], step_ms=5.0)) as stack:
+        engine, curves = stack.workers["draft-0"].engine, stack.driver.curves
+        for _ in range(60):
+            curves.observe_block(Source.DRAFT_MODEL, 1, 0)
+        curves.allowance = -100.0
+        await stack.ask(range(30), max_tokens=30, seed=1)
+        unread = engine._steps
+        await stack.ask(range(30), max_tokens=30, seed=1, num_speculative_tokens=1, method="draft_model")
+
+        assert unread == 0 < engine._steps
+        assert curves.draft_read.known
+
+
+@on_the_loop
+async def test_what_is_seen_beside_a_draft_is_told_apart() -> None:
+    """Two sessions, one of them drafting for most of the time: of the other's steps some had a draft beside them."""
+    async with service(like(TARGET, step_ms=2.0), like(DRAFTS["good"], step_ms=5.0)) as stack:
+        crowded = stack.driver.curves.beside.at(2)
+        drafts = {"num_speculative_tokens": 3, "method": "draft_model"}
+        plain = {"num_speculative_tokens": 0}
+        await asyncio.gather(
+            *(stack.ask([n], max_tokens=80, seed=n, **fields) for n, fields in enumerate((drafts, plain)))
+        )
+
+        assert stack.driver.curves.beside.at(2) != crowded
+        assert stack.driver.curves.block_link.knows(2)
+        assert stack.driver.curves.crowding.at(2) == pytest.approx(1.0, abs=0.3)
 
 
 @on_the_loop

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from coordinator.lookup import NgramGuess
+from coordinator.measure import Average
 from coordinator.window import PLAIN, Plan, RequestWindow, Room, ServiceCurves
 from specwire.law.tasks import StepTiming
 from specwire.law.values import Source
@@ -376,24 +377,136 @@ def test_a_pause_in_the_first_trial_at_a_load_does_not_end_drafting() -> None:
         (3, 0.0, 1_000, True),  # its blocks are the best choice
         (0, 4.0, 1_000, True),  # a trial that the allowance bears: 100 tokens take 100 ms of a round of 38
         (0, 2.0, 1_000, False),
-        (0, 0.0, 0, True),  # nobody knows what reading costs
+        (0, 0.5, 0, True),  # nobody knows what reading costs: a trial alone takes 5 ms and 3 more
+        (0, 0.1, 0, False),
+        (0, 8.0, 100_000, True),  # more than it ever holds, though no token is read in more than it is proposed
     ],
 )
 def test_a_draft_reads_where_that_may_pay(accepted: int, allowance: float, read_us: int, expected: bool) -> None:
     """A prompt is read by the draft because its blocks are wanted, or out of the allowance for trials."""
     curves = taught(DRAFT, 4, accepted)
     curves.allowance = allowance
-    curves.observe_read(1, read_us)
+    curves.draft_read = Average(read_us)
 
     assert curves.request(None, 8).worth_reading(room(), 100) is expected
-    spent = 100 * read_us / curves.plain_us(1) if expected and not accepted else 0.0
+    plain_us = curves.plain_us(1)
+    both_us = 100 * min(read_us, 5_000) + curves.round_us(DRAFT, 1, 1) - plain_us  # the trial it is for is paid with it
+    spent = both_us / plain_us if expected and not accepted else 0.0
     assert curves.allowance == pytest.approx(allowance - spent)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "read_us"), [(60, 100, 300), (60, 100, 1_000), (2_000, 100, 300), (60, 3_000, 600)]
+)
+def test_a_draft_that_must_read_before_it_is_tried_is_found_to_be_good(
+    prompt: int, tokens: int, read_us: float
+) -> None:
+    """Of 3,000 tokens none stands, then all: reading leaves something for the trial that it is for."""
+    now = [0.0]
+    world = World(
+        acceptance=lambda position: now[0], draft_us=8_000, draft_link_us=25_000, read_us=read_us, prompt_us=3_000
+    )
+    replay = Replay(world, seed=9)
+    for _ in range(3_000 // tokens):
+        replay.request(tokens, prompt=prompt)
+    poor = replay.us_per_token()
+    now[0] = 1.0
+    for _ in range(30_000 // tokens):
+        replay.request(tokens, prompt=prompt)
+
+    assert poor < 1.03 * world.plain_us()
+    assert sum(length > 0 for length in replay.lengths[-100:]) > 80
+
+
+def test_a_link_that_became_faster_is_noticed_beside_a_draft() -> None:
+    """A first round that had to wait for a prompt must not make drafting look good for ever."""
+    curves = contended(beside=True)
+    before = curves.target_link.at(2)
+    for step in range(1000, 1100):
+        timing = StepTiming(compute_us=33_000, rows=1, sessions=1, step=step)
+        curves.observe_verify(NONE, timing, way(33_000, 2_000), beside=True)
+
+    assert before == pytest.approx(5_000)
+    assert curves.target_link.at(2) == pytest.approx(2_000, rel=0.01)
+
+
+def test_beside_a_draft_of_its_own_machine_all_is_as_without() -> None:
+    """Steps take no longer while it works; so a target that slows down is seen to, and not the draft blamed."""
+    curves = ServiceCurves()
+    curves.sessions = 4
+    for step in range(600):
+        us = 24_000 if step < 300 else round(24_000 * 1.002 ** min(step - 300, 200))
+        timing = StepTiming(compute_us=us, rows=4, sessions=4, step=step)
+        curves.observe_verify((NONE, DRAFT)[step % 2], timing, way(us, 3_000), beside=step > 20)
+
+    assert curves.verify.at(4) == pytest.approx(24_000 * 1.002**200, rel=0.02)
+    assert curves.price(DRAFT, 4)[2] < 1.05
+    assert curves.target_link.at(4) == pytest.approx(3_000)
+
+
+def test_a_target_without_a_profile_is_known_after_a_step() -> None:
+    """Whatever worked beside it."""
+    curves = ServiceCurves()
+    curves.observe_verify(DRAFT, StepTiming(compute_us=30_000, rows=2, sessions=1, step=1), way(30_000, 0), beside=True)
+
+    assert curves.verify.at(2) == pytest.approx(30_000)
+
+
+def test_a_pause_in_the_first_trial_at_a_load_is_not_its_crowding() -> None:
+    """One of ten that count."""
+    curves = contended(beside=False)
+    for step in (1_001, 1_002):
+        timing = StepTiming(compute_us=240_000, rows=2, sessions=1, step=step)
+        curves.observe_verify(DRAFT, timing, way(240_000, 0), beside=True)
+
+    assert curves.price(DRAFT, 2)[2] < 1.6
+
+
+def test_steps_that_read_much_text_tell_what_reading_costs() -> None:
+    """However many sessions read in it; the few tokens that go along with proposing tell nothing."""
+    curves = taught(DRAFT, 4, 0)
+    curves.observe_read(StepTiming(compute_us=9_000, rows=1, prefill_rows=2, sessions=3, step=1))
+    assert curves.draft_read.known is False
+    curves.observe_read(StepTiming(compute_us=100_000, rows=0, prefill_rows=1_000, sessions=8, step=2))
+
+    assert curves.draft_read.value == 100
+
+
+def test_a_reading_that_was_refused_is_paid_back() -> None:
+    """The draft has no room: it is thought of again, but not soon."""
+    curves = taught(DRAFT, 4, 0)
+    curves.draft_read = Average(1_000.0)
+    curves.allowance = 6.0
+    window = curves.request(None, 8)
+    asked = [window.worth_reading(room(), 100)]
+    window.not_read()
+    asked += [window.worth_reading(room(), 100) for _ in range(64)]
+
+    assert asked == [True, *[False] * 63, True]
+    trial = curves.round_us(DRAFT, 1, 1) / curves.plain_us(1) - 1.0
+    assert curves.allowance == pytest.approx(6.0 - curves.read_rounds(100, 1) - trial)
+
+
+def test_the_trial_that_reading_was_for_is_paid_already() -> None:
+    """Once: whatever others spent meanwhile."""
+    curves = taught(DRAFT, 4, 0)
+    curves.allowance = 8.0
+    window = curves.request(None, 8)
+    assert window.worth_reading(room(), 100)
+    curves.allowance = -1.0
+    plans = []
+    for _ in range(4):
+        plan = window.plan(room())
+        plans.append(plan.source)
+        window.observe(plan.source, plan.num_tokens, 0, None, way(37_000, 0))
+
+    assert plans == [NONE, DRAFT, NONE, NONE]
 
 
 def test_what_was_too_dear_to_read_is_thought_of_again() -> None:
     """Every fourth round."""
     curves = taught(DRAFT, 4, 0)
-    curves.observe_read(1, 1_000)
+    curves.draft_read = Average(1_000.0)
     curves.allowance = 0.0
     window = curves.request(None, 8)
     first = window.worth_reading(room(), 100)
@@ -414,6 +527,6 @@ def test_a_fixed_length_needs_its_draft(fixed: int, expected: bool) -> None:
 def test_many_at_work_make_reading_dear() -> None:
     """All of them wait for it, at worst."""
     curves = taught(DRAFT, 4, 0)
-    curves.observe_read(1, 1_000)
+    curves.draft_read = Average(1_000.0)
 
     assert curves.read_rounds(100, 8) == pytest.approx(8 * 100_000 / curves.plain_us(8))
