@@ -29,6 +29,8 @@ PROTO_VENV := .venv-proto
 # An older generator on purpose: generated code refuses runtimes older than itself.
 PROTO_TOOLS := grpcio-tools==1.80.* mypy-protobuf==5.1.0 protobuf==6.33.6 "setuptools<81"
 PYTEST := $(BIN)/python -m pytest
+# Tests that start no service and measure no time: two processes share them. All others have the machine to themselves.
+ALONE := law property scenario unit
 
 .PHONY: help demo install test test-slow check format proto proto-check clean
 
@@ -43,7 +45,8 @@ install: $(STAMP)-install ## Only install, into .venv
 
 test: $(STAMP)-dev ## Install and run the tests, except those marked slow
 	@$(BIN)/specwire models fetch demo
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" -n 2 $(addprefix tests/,$(ALONE))
+	$(PYTEST) -m "not slow" $(addprefix --ignore=tests/,$(ALONE))
 
 test-slow: $(STAMP)-dev ## The tests marked slow
 	@$(BIN)/specwire models fetch demo
