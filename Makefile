@@ -108,8 +108,8 @@ $(STAMP)-torch: $(STAMP)-venv constraints.txt
 	@touch $@
 
 $(STAMP)-install: $(STAMP)-torch pyproject.toml constraints.txt
-	@echo "install: specwire with [hf,ray,otel]"
-	@$(PIP_INSTALL) -c constraints.txt $(EDITABLE) '.[hf,ray,otel]'
+	@echo "install: specwire with [hf,ray,otel,bench]"
+	@$(PIP_INSTALL) -c constraints.txt $(EDITABLE) '.[hf,ray,otel,bench]'
 	@$(compile)
 	@touch $@
 
@@ -124,7 +124,7 @@ endef
 
 $(STAMP)-dev: $(STAMP)-install
 	@echo "install: tools for development"
-	@$(PIP_INSTALL) -c constraints.txt $(EDITABLE) '.[hf,ray,otel,dev]'
+	@$(PIP_INSTALL) -c constraints.txt $(EDITABLE) '.[hf,ray,otel,bench,dev]'
 	@touch $@
 
 $(PROTO_VENV)/.stamp: Makefile

@@ -153,6 +153,55 @@ def generate(
     ask.run(lifecycle.endpoint(address), fields, timeout, as_json)
 
 
+@app.command(
+    epilog="Example:  specwire bench chat code --concurrency 1,4 --output report\n\n"
+    "Example:  specwire bench prompts.jsonl --rate 0.5,1 --num-speculative-tokens 1,2,4"
+)
+def bench(
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(help="chat, code, summarise, extract, story, or JSONL files with `prompt`. Default: all five."),
+    ] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests at once, one pass for each number.")] = "1",
+    rate: Annotated[str, typer.Option(help="Also requests a second, as they come (open loop).")] = "",
+    num_speculative_tokens: Annotated[
+        str, typer.Option(help="Fixed block lengths to compare with auto and with plain decoding.", metavar="N,N...")
+    ] = "",
+    method: Annotated[str, typer.Option(help="Where guesses come from: auto, draft_model or ngram.")] = "auto",
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="For all requests. Default: the workload's own.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Passes of each variant at each load, in turns.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="Folder for report.json, report.md and plots.")] = None,
+    address: Address = None,
+) -> None:
+    """Measure the running service against its own plain decoding, and say which block length to choose."""
+    from deploy import lifecycle, render
+    from deploy.bench import bench as benchmark
+    from deploy.bench import workload
+
+    settings = benchmark.Settings(
+        items=workload.load(workloads or workload.SHIPPED, max_tokens),
+        concurrency=[int(n) for n in _numbers("--concurrency", concurrency, int)],
+        rates=_numbers("--rate", rate, float),
+        lengths=[int(n) for n in _numbers("--num-speculative-tokens", num_speculative_tokens, int)],
+        method=method,
+        repeats=repeats,
+    )
+    benchmark.bench(lifecycle.endpoint(address), settings, output, render.console(stderr=True))
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
+    """Numbers with commas between them."""
+    from specwire.law.errors import InvalidArgument
+
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise InvalidArgument(option, text, f"{what} with commas between them") from None
+
+
 @app.command(epilog="Example:  specwire logs target-0 -f")
 def logs(
     role: Annotated[str | None, typer.Argument(help="coordinator, target-0, draft-0 ... Default: all.")] = None,

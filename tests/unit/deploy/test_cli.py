@@ -343,3 +343,31 @@ def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "[]\n" == done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--concurrency", "two"), "--concurrency: got 'two', must be whole numbers"),
+        (("--concurrency", "0"), "--concurrency: got 0, must be at least 1"),
+        (("--concurrency", ""), "--concurrency: got 'nothing'"),
+        (("--rate", "-1"), "--rate: got -1.0"),
+        (("--rate", "nan"), "--rate: got nan"),
+        (("--num-speculative-tokens", "0"), "--num-speculative-tokens: got 0, must be at least 1"),
+        (("nosuch",), "workload: got 'nosuch', must be chat, code"),
+        (("--method", "guess"), "--method: got 'guess', must be auto, draft_model or ngram"),
+    ],
+)
+def test_bench_says_what_it_cannot_measure(run: Run, arguments: tuple[str, ...], told: str) -> None:
+    """Before anything is asked."""
+    status, _, err = run("bench", *arguments, "--address", "127.0.0.1:1")
+
+    assert status == cli.EXIT_USAGE
+    assert told in err
+
+
+def test_bench_without_a_service(run: Run) -> None:
+    """As every command that needs one."""
+    status, _, _ = run("bench", "--address", "127.0.0.1:1", "--repeats", "1")
+
+    assert status == cli.EXIT_UNAVAILABLE

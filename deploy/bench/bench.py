@@ -1,0 +1,147 @@
+"""`specwire bench`: measures a running service against its own plain decoding, and says which block length to choose.
+
+Law. Every variant is compared with plain decoding by the same target, with the same prompts and settings, in passes that run next
+to each other; from repeat to repeat the order is turned round, so that a machine that slows down slows all of them (A B B A).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from deploy.bench import page
+from deploy.bench.passes import Load, Options, Pass, ask, run
+from deploy.bench.report import PLAIN, advice, loads, point
+from deploy.bench.workload import Item
+from specwire import __version__
+from specwire.client import Client
+from specwire.law.errors import InvalidArgument
+
+
+METHODS = ("auto", "draft_model", "ngram")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to measure."""
+
+    items: Sequence[Item]
+    concurrency: Sequence[int]
+    rates: Sequence[float]
+    """Requests a second, each an open loop."""
+    lengths: Sequence[int]
+    """Fixed values of num_speculative_tokens, beside `auto`."""
+    method: str
+    repeats: int
+    """Passes of each variant at each load. Intervals come from these."""
+
+    def variants(self) -> dict[str, Options]:
+        """By name, plain decoding first."""
+        fixed = {f"k = {k}": {"num_speculative_tokens": k, "method": self.method} for k in self.lengths}
+        return {
+            PLAIN: {"num_speculative_tokens": 0},
+            **fixed,
+            "auto": {"num_speculative_tokens": "auto", "method": self.method},
+        }
+
+
+def check(settings: Settings) -> None:
+    """Raises InvalidArgument for what cannot be measured."""
+    for name, values, least in (
+        ("--concurrency", settings.concurrency, 1),
+        ("--num-speculative-tokens", settings.lengths, 1),
+    ):
+        for value in values:
+            if value < least:
+                raise InvalidArgument(name, value, f"at least {least}")
+    for rate in settings.rates:
+        if not 0.0 < rate < float("inf"):
+            raise InvalidArgument("--rate", rate, "requests a second, more than 0")
+    if settings.method not in METHODS:
+        raise InvalidArgument("--method", settings.method, "auto, draft_model or ngram")
+    if not settings.concurrency and not settings.rates:
+        raise InvalidArgument("--concurrency", "nothing", "at least one number, or a --rate")
+
+
+async def measure(address: str, settings: Settings, console: Console) -> dict[str, Any]:
+    """Runs everything; returns the report. Raises what the service answers."""
+    variants, where = settings.variants(), loads(settings.concurrency, settings.rates)
+    passes: dict[tuple[Load, str], list[Pass]] = {}
+    async with Client(address) as client:
+        stats = await client.stats()
+        for options in variants.values():
+            await ask(client, Item("warm-up", settings.items[0].prompt, 8), options)
+        total = len(where) * len(variants) * settings.repeats * len(settings.items)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("requests", total=total)
+            for load in where:
+                for repeat in range(settings.repeats):
+                    names = list(variants) if repeat % 2 == 0 else list(variants)[::-1]
+                    for name in names:
+                        progress.update(task, description=f"{load}, {name}")
+                        done = await run(
+                            client, name, variants[name], load, settings.items, lambda: progress.advance(task), repeat
+                        )
+                        passes.setdefault((load, name), []).append(done)
+        memory = resident(stats)
+    points = [point(passes[load, name], passes[load, PLAIN]) for load in where for name in variants]
+    return {
+        "specwire": __version__,
+        "machine": {"cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()},
+        "workers": [
+            {
+                "name": worker.name,
+                "model": worker.info.model,
+                "device": worker.info.device,
+                "precision": worker.info.precision,
+                **({"resident_mb": memory[worker.name]} if worker.name in memory else {}),
+            }
+            for worker in stats.workers
+        ],
+        "settings": {
+            "items": [asdict(item) for item in settings.items],
+            "method": settings.method,
+            "repeats": settings.repeats,
+            "temperature": 0.0,
+        },
+        "points": points,
+        "advice": advice(points),
+    }
+
+
+def resident(stats: Any) -> dict[str, float]:
+    """Memory of the workers that run on this machine, in megabytes."""
+    found = {}
+    for worker in stats.workers:
+        host, _, process = worker.info.node.rpartition(":")
+        if host == platform.node() and process.isdecimal() and psutil.pid_exists(int(process)):
+            found[worker.name] = psutil.Process(int(process)).memory_info().rss / 1e6
+    return found
+
+
+def bench(address: str, settings: Settings, output: Path | None, console: Console) -> dict[str, Any]:
+    """Measures, prints, and writes `report.json`, `report.md` and the plots into `output`."""
+    check(settings)
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)  # before an hour of measuring, not after
+    report = asyncio.run(measure(address, settings, console))
+    console.print(page.table(report))
+    for each in report["advice"]:
+        console.print(f"{each['load']}: [bold]{each['choose']}[/bold], {each['why']}")
+    if output is not None:
+        (output / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        plots = page.plots(report, output)
+        (output / "report.md").write_text(page.markdown(report, plots), encoding="utf-8")
+        console.print(f"written: {output / 'report.md'}" + ("" if plots else " (plots need matplotlib)"))
+    return report
