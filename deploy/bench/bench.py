@@ -27,7 +27,6 @@ from specwire import __version__
 from specwire.client import Client
 from specwire.law.errors import InvalidArgument
 
-
 METHODS = ("auto", "draft_model", "ngram")
 
 
