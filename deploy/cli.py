@@ -172,6 +172,9 @@ def bench(
         int | None, typer.Option(min=1, help="For all requests. Default: the workload's own.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Passes of each variant at each load, in turns.")] = 3,
+    compare: Annotated[
+        str | None, typer.Option(help="hf: also transformers' generate and assisted generation, one request at a time.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for report.json, report.md and plots.")] = None,
     address: Address = None,
 ) -> None:
@@ -187,6 +190,7 @@ def bench(
         lengths=[int(n) for n in _numbers("--num-speculative-tokens", num_speculative_tokens, int)],
         method=method,
         repeats=repeats,
+        models=benchmark.running_models(compare),
     )
     benchmark.bench(lifecycle.endpoint(address), settings, output, render.console(stderr=True))
 

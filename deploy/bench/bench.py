@@ -10,19 +10,23 @@ import asyncio
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from deploy import state
 from deploy.bench import page
-from deploy.bench.passes import Load, Options, Pass, ask, run
-from deploy.bench.report import PLAIN, advice, loads, point
+from deploy.bench.hf import HuggingFace
+from deploy.bench.passes import Load, Options, Pass, ask, run, run_alone
+from deploy.bench.report import AUTO, PLAIN, advice, comparisons, loads, point
 from deploy.bench.workload import Item
+from deploy.topology import TABLE
 from specwire import __version__
 from specwire.client import Client
 from specwire.law.errors import InvalidArgument
@@ -43,6 +47,8 @@ class Settings:
     method: str
     repeats: int
     """Passes of each variant at each load. Intervals come from these."""
+    models: tuple[Mapping[str, Any], Mapping[str, Any] | None] | None = None
+    """Target's and draft's model settings, to compare with transformers' own decoding; None: do not."""
 
     def variants(self) -> dict[str, Options]:
         """By name, plain decoding first."""
@@ -50,7 +56,7 @@ class Settings:
         return {
             PLAIN: {"num_speculative_tokens": 0},
             **fixed,
-            "auto": {"num_speculative_tokens": "auto", "method": self.method},
+            AUTO: {"num_speculative_tokens": "auto", "method": self.method},
         }
 
 
@@ -72,29 +78,68 @@ def check(settings: Settings) -> None:
         raise InvalidArgument("--concurrency", "nothing", "at least one number, or a --rate")
 
 
+def running_models(compare: str | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None] | None:
+    """Model settings of what `specwire up` started here, for a comparison by that name. Raises InvalidArgument."""
+    if compare is None:
+        return None
+    if compare != "hf":
+        raise InvalidArgument("--compare", compare, "hf")
+    found = {}
+    for name in ("target-0", "draft-0"):
+        path = state.folder().configs / f"{name}.yaml"
+        if path.is_file():
+            found[name] = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+    if "target-0" not in found:
+        raise InvalidArgument(
+            "--compare", compare, "used where `specwire up` started the service: its models are compared"
+        )
+    if found["target-0"]["model"] == TABLE:
+        raise InvalidArgument("--compare", compare, "used with a model of weights; this target is a table")
+    return found["target-0"], found.get("draft-0")
+
+
 async def measure(address: str, settings: Settings, console: Console) -> dict[str, Any]:
     """Runs everything; returns the report. Raises what the service answers."""
     variants, where = settings.variants(), loads(settings.concurrency, settings.rates)
-    passes: dict[tuple[Load, str], list[Pass]] = {}
+    passes: dict[Load, dict[str, list[Pass]]] = {load: {} for load in where}
+    other = HuggingFace(*settings.models) if settings.models is not None else None
+    names = {load: [*variants, *(other.variants if other and load.concurrency == 1 else ())] for load in where}
+    warm_up = Item("warm-up", settings.items[0].prompt, 8)
     async with Client(address) as client:
         stats = await client.stats()
-        for options in variants.values():
-            await ask(client, Item("warm-up", settings.items[0].prompt, 8), options)
-        total = len(where) * len(variants) * settings.repeats * len(settings.items)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("requests", total=total)
-            for load in where:
-                for repeat in range(settings.repeats):
-                    names = list(variants) if repeat % 2 == 0 else list(variants)[::-1]
-                    for name in names:
-                        progress.update(task, description=f"{load}, {name}")
-                        done = await run(
-                            client, name, variants[name], load, settings.items, lambda: progress.advance(task), repeat
-                        )
-                        passes.setdefault((load, name), []).append(done)
+        try:
+            if other is not None:
+                with console.status("transformers loads the models"):
+                    await other.start()
+                for name in other.variants:
+                    await other.ask(name, warm_up)
+            for options in variants.values():
+                await ask(client, warm_up, options)
+            total = sum(map(len, names.values())) * settings.repeats * len(settings.items)
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            with Progress(*columns, console=console) as progress:
+                task = progress.add_task("requests", total=total)
+                for load in where:
+                    for repeat in range(settings.repeats):
+                        for name in names[load] if repeat % 2 == 0 else reversed(names[load]):
+                            progress.update(task, description=f"{load}, {name}")
+                            if name in variants:
+                                done = await run(
+                                    *(client, name, variants[name], load, settings.items),
+                                    lambda: progress.advance(task),
+                                    seed=repeat,
+                                )
+                            else:
+                                assert other is not None
+                                done = await run_alone(
+                                    name, other, load, settings.items, lambda: progress.advance(task)
+                                )
+                            passes[load].setdefault(name, []).append(done)
+        finally:
+            if other is not None:
+                await other.stop()
         memory = resident(stats)
-    points = [point(passes[load, name], passes[load, PLAIN]) for load in where for name in variants]
+    points = [point(here[name], here[PLAIN]) for load, here in passes.items() for name in names[load]]
     return {
         "specwire": __version__,
         "machine": {"cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()},
@@ -116,6 +161,7 @@ async def measure(address: str, settings: Settings, console: Console) -> dict[st
         },
         "points": points,
         "advice": advice(points),
+        "comparisons": [each for here in passes.values() for each in comparisons(here)],
     }
 
 
@@ -138,6 +184,8 @@ def bench(address: str, settings: Settings, output: Path | None, console: Consol
     console.print(page.table(report))
     for each in report["advice"]:
         console.print(f"{each['load']}: [bold]{each['choose']}[/bold], {each['why']}")
+    for each in report["comparisons"]:
+        console.print(page.comparison(each))
     if output is not None:
         (output / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
         plots = page.plots(report, output)

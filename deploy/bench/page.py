@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from deploy.bench.hf import ASSISTED, GENERATE
 from deploy.bench.report import PARTS, PLAIN
 
 COLUMNS = (
@@ -45,6 +46,15 @@ def table(report: dict[str, Any]) -> Table:
     return made
 
 
+def comparison(each: dict[str, Any]) -> str:
+    """A sentence."""
+    ratio = each["throughput_ratio"]
+    return (
+        f"{each['variant']} through the service: {ratio['value']:.2f} times {each['against']} "
+        f"[{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    )
+
+
 def markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     """The page. `plots`: names of the images that lie beside it."""
     machine, settings = report["machine"], report["settings"]
@@ -65,6 +75,7 @@ def markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         "## What to choose",
         "",
         *(f"- {each['load']}: **{each['choose']}**. {each['why'].capitalize()}." for each in report["advice"]),
+        *(f"- {comparison(each).capitalize()}." for each in report["comparisons"]),
         "",
         "## Numbers",
         "",
@@ -80,7 +91,7 @@ def markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
             ("load", "variant", *PARTS),
             [
                 (point["load"], point["variant"], *(f"{point['anatomy_ms_per_token'][part]:.2f}" for part in PARTS))
-                for point in report["points"]
+                for point in _ours(report["points"])
             ],
         ),
         "",
@@ -110,12 +121,16 @@ def plots(report: dict[str, Any], folder: Path) -> list[str]:
         ("anatomy", _anatomy),
     ):
         figure, axes = pyplot.subplots(figsize=(7.0, 4.2), layout="constrained")
-        if draw(axes, report["points"]):
+        if draw(axes, _ours(report["points"])):
             file = f"{name}.svg"
             figure.savefig(folder / file)
             made.append(file)
         pyplot.close(figure)
     return made
+
+
+def _ours(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [point for point in points if point["variant"] not in (GENERATE, ASSISTED)]
 
 
 def _errors(points: Sequence[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.bench.hf import HuggingFace
 from deploy.bench.workload import Item
 from specwire.client import Client, Final, Tokens
-from specwire.v1 import inference_pb2 as pb
 
 Options = dict[str, Any]
 
@@ -45,17 +45,13 @@ class Record:
     """To its final event."""
     gaps: tuple[float, ...]
     """Seconds between events with tokens."""
-    final: Final
+    final: Final | None
+    """None: no service of ours gave it."""
 
     @property
     def tpot_s(self) -> float | None:
         """Seconds per output token after the first; None: there is no other."""
         return (self.total_s - self.ttft_s) / (len(self.ids) - 1) if len(self.ids) > 1 else None
-
-    @property
-    def timing(self) -> pb.Timing:
-        """Where its time went."""
-        return self.final.timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +121,20 @@ async def run(
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None  # the others are its cancelled neighbours, or failed for the same reason
     return Pass(variant, load, time.perf_counter() - begun, tuple(task.result() for task in tasks))
+
+
+async def run_alone(
+    variant: str, engine: HuggingFace, load: Load, items: Sequence[Item], advance: Callable[[], None]
+) -> Pass:
+    """All items once, one after the other, by an engine that knows no batches."""
+    begun = time.perf_counter()
+    records = []
+    for item in items:
+        ids, times, total_s = await engine.ask(variant, item)
+        gaps = tuple(after - before for before, after in itertools.pairwise(times))
+        records.append(Record(item, ids, times[0] if times else total_s, total_s, gaps, None))
+        advance()
+    return Pass(variant, load, time.perf_counter() - begun, tuple(records))
 
 
 def arrivals(load: Load, count: int, seed: int) -> list[float]:

@@ -6,13 +6,15 @@ Pure. Ratios pair passes of the same repeat, which ran next to each other; decod
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from deploy.bench.hf import ASSISTED, GENERATE
 from deploy.bench.passes import Load, Pass, Record
 from deploy.bench.statistics import Estimate, bootstrap, median_ratio, total_ratio
+from specwire.client import Final
 
-PLAIN = "plain"
+PLAIN, AUTO = "plain", "auto"
 PERCENTILES = (50, 95, 99)
 
 
@@ -47,7 +49,7 @@ def point(passes: Sequence[Pass], plain: Sequence[Pass]) -> dict[str, Any]:
         "end_to_end_ms": _spread(1e3 * record.total_s for record in records),
         "speculation": speculation(records),
         "anatomy_ms_per_token": anatomy(records),
-        "bytes_per_token": sum(record.timing.wire_bytes for record in records) / max(1, tokens),
+        "bytes_per_token": sum(final.timing.wire_bytes for final in _finals(records)) / max(1, tokens),
     }
     if passes[0].variant != PLAIN:
         found |= against_plain(passes, plain)
@@ -86,8 +88,8 @@ def speculation(records: Iterable[Record]) -> dict[str, Any]:
     """Acceptance, from raw counters of all requests."""
     rounds = drafts = drafted = accepted = by_model = by_ngram = 0
     positions: list[int] = []
-    for record in records:
-        stats = record.final.speculation
+    for final in _finals(records):
+        stats = final.speculation
         rounds, drafts = rounds + stats.rounds, drafts + stats.drafts
         drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
         by_model, by_ngram = by_model + stats.drafted_by_model, by_ngram + stats.drafted_by_ngram
@@ -126,9 +128,32 @@ def anatomy(records: Sequence[Record]) -> dict[str, float]:
     """Milliseconds of the critical path per token, by part. Prompt time is in it."""
     tokens = max(1, sum(len(record.ids) for record in records))
     return {
-        part: sum(getattr(record.timing, name) for record in records for name in names) / 1e3 / tokens
+        part: sum(getattr(final.timing, name) for final in _finals(records) for name in names) / 1e3 / tokens
         for part, names in PARTS.items()
     }
+
+
+def _finals(records: Iterable[Record]) -> list[Final]:
+    return [record.final for record in records if record.final is not None]
+
+
+def comparisons(passes: Mapping[str, Sequence[Pass]]) -> list[dict[str, Any]]:
+    """Ours over transformers' own decoding, by tokens per second. `passes`: by variant, all at one load."""
+    pairs = ((PLAIN, GENERATE), (AUTO, GENERATE), (AUTO, ASSISTED))
+    return [
+        {
+            "variant": mine,
+            "against": other,
+            "throughput_ratio": shown(
+                bootstrap(
+                    [(a.tokens_per_s, b.tokens_per_s) for a, b in zip(passes[mine], passes[other], strict=True)],
+                    median_ratio,
+                )
+            ),
+        }
+        for mine, other in pairs
+        if other in passes
+    ]
 
 
 def _spread(values: Iterable[float]) -> dict[str, float]:
@@ -144,7 +169,7 @@ def advice(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for load in dict.fromkeys(found["load"] for found in points):
         here = [found for found in points if found["load"] == load]
         plain = next(found for found in here if found["variant"] == PLAIN)
-        others = [found for found in here if found["variant"] != PLAIN]
+        others = [found for found in here if found["variant"] not in (PLAIN, GENERATE, ASSISTED)]
         best = max(others, key=lambda found: found["throughput_speedup"]["value"], default=None)
         if best is None or best["throughput_speedup"]["low"] <= 1.0:
             nearest = f"; the best of them, {best['variant']}, {_ratio(best)}" if best else ""

@@ -31,6 +31,7 @@ def report() -> dict[str, Any]:
         "settings": {"items": [{"kind": "chat"}], "repeats": 2, "method": "auto"},
         "points": points,
         "advice": advice(points),
+        "comparisons": [],
     }
 
 
