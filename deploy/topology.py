@@ -95,8 +95,8 @@ class WorkerRole(Placed):
     embeddings_from: str | None = None
     """The target's checkpoint, for a draft without an embedding table."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
-    """auto: the fastest that the device has instructions for."""
+    precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "float32"
+    """auto: the fastest that the device has instructions for and that leaves the model as it is. int8 (CPU) changes it."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Compute threads on a CPU; 0: as the library decides."""
     max_context: Annotated[int, Field(ge=1)] | None = None

@@ -150,15 +150,13 @@ def _load(settings: Mapping[str, Any]) -> tuple[Any, Any]:
     import torch
 
     from specwire.lm import checkpoint, hf_model
-    from specwire.lm.torch_load import fastest_precision
+    from specwire.lm.torch_load import fastest_precision, load_weights
 
     found = checkpoint.find(settings["model"], settings.get("gguf_file"), settings.get("embeddings_from"))
     device = torch.device(settings.get("device") or "cpu")
     precision = settings.get("precision") or "float32"
     dtype = getattr(torch, fastest_precision(device) if precision == "auto" else precision)
-    model, columns = hf_model.load(found, hf_model.read_config(found), dtype)
-    if device.type == "cpu" and dtype is torch.float16:
-        model = model.float()  # the weights are float16 numbers, arithmetic is float32, as in the workers
+    model, columns = load_weights(settings["model"], found, hf_model.read_config(found), device, dtype)
     return model.to(device), columns
 
 

@@ -52,17 +52,17 @@ def can_halve() -> bool:
 
 
 def linear_maker(
-    dtype: torch.dtype, device: torch.device, half_weights: bool, aligned: bool, library: ctypes.CDLL | None = None
+    dtype: torch.dtype, device: torch.device, stored: torch.dtype, aligned: bool, library: ctypes.CDLL | None = None
 ) -> Maker | None:
     """How linear layers are made for a model of this dtype; None: `torch.nn.Linear` it is.
 
-    `half_weights`: every weight is a float16 number, so that storing it as one loses nothing. `aligned`: no row's result may
+    `stored`: every weight is a number of this kind, so that storing it as one loses nothing. `aligned`: no row's result may
     depend on how many rows there are. `library`: of the model's compiled layers, where it has them (`fused.compiled_library`)."""
     if library is not None:
-        return functools.partial(NativeLinear, library, half=half_weights)
+        return functools.partial(NativeLinear, library, stored=stored)
     if dtype is not torch.float32 or device.type != "cpu":
         return None
-    if half_weights and can_halve():
+    if stored is torch.float16 and can_halve():
         return functools.partial(FbgemmLinear, aligned=aligned)
     return PackedLinear if can_pack() else None
 

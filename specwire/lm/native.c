@@ -1,5 +1,5 @@
-/* The layers of Llama and its relatives on a CPU with AVX2: weights in float16 or float32, arithmetic in float32, few rows. See
- * native_layers.py.
+/* The layers of Llama and its relatives on a CPU with AVX2: weights in int8, float16 or float32, arithmetic in float32, few rows.
+ * See native_layers.py.
  *
  * Law. What a row becomes depends on its own text alone, to the last bit: not on how many rows there are, nor on how many
  * threads, nor on how its text was cut into passes. Every sum is taken in one order: products with weights in eight partial
@@ -31,7 +31,8 @@ enum {
     ROWS = 6,        /* computed together; with two outputs they fill fifteen of the sixteen registers */
     AHEAD = 8192,    /* bytes of weights between what is used and what is fetched: several times the memory's delay */
     LINE = 64,       /* bytes of a cache line */
-    HALF = 2,        /* bytes of a weight in float16 */
+    BYTE = 1,        /* bytes of a weight in int8 */
+    HALF = 2,        /* in float16 */
     SINGLE = 4,      /* and in float32 */
     CHUNKS = 4,      /* per thread: a thread that has to wait for its core leaves some to the others */
     REGISTERS = 8,   /* of values of a cell, where a head is a multiple of so many */
@@ -48,7 +49,8 @@ typedef struct {
     const char *weight;     /* [outputs rounded up to blocks of OUTPUTS, inputs] */
     const float *bias;      /* [the same] or NULL */
     size_t outputs, inputs; /* inputs: a multiple of LANES */
-    size_t size;            /* of a weight: HALF or SINGLE */
+    size_t size;            /* of a weight: BYTE, HALF or SINGLE */
+    const float *scale;     /* [outputs rounded up]: what an output's sum is multiplied by, or NULL */
 } linear_t;
 
 typedef struct {
@@ -205,6 +207,7 @@ static void leave(void) { pthread_mutex_unlock(&pool.one_at_a_time); }
 /* ---------------------------------------------------------------- products with weights */
 
 INLINE __m256 load(const char *w, const size_t size) {
+    if (size == BYTE) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)w)));
     return size == HALF ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w)) : _mm256_loadu_ps((const float *)w);
 }
 
@@ -264,14 +267,17 @@ static void product_chunk(const void *job, size_t index, size_t thread) {
             const size_t take = (p->rows - row + groups - g - 1) / (groups - g);
             float sums[ROWS * OUTPUTS];
             const char *w = l->weight + n * l->inputs * l->size;
-            if (l->size == HALF)
+            if (l->size == BYTE)
+                block(take, BYTE, w, p->x + row * l->inputs, sums, l->inputs);
+            else if (l->size == HALF)
                 block(take, HALF, w, p->x + row * l->inputs, sums, l->inputs);
             else
                 block(take, SINGLE, w, p->x + row * l->inputs, sums, l->inputs);
             for (size_t r = 0; r < take; r++)
                 for (size_t j = 0; j < valid; j++) {
                     float *to = p->y + (row + r) * l->outputs + n + j;
-                    const float sum = sums[r * OUTPUTS + j] + (l->bias ? l->bias[n + j] : 0.0f);
+                    const float scaled = l->scale ? sums[r * OUTPUTS + j] * l->scale[n + j] : sums[r * OUTPUTS + j];
+                    const float sum = scaled + (l->bias ? l->bias[n + j] : 0.0f);
                     *to = p->add ? *to + sum : sum;
                 }
             row += take;

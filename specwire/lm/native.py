@@ -46,7 +46,10 @@ Address, Size = ctypes.c_void_p, ctypes.c_size_t
 class Linear(ctypes.Structure):
     """`linear_t` of `native.c`."""
 
-    _fields_ = (("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size), ("size", Size))
+    _fields_ = (
+        *(("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size), ("size", Size)),
+        ("scale", Address),
+    )
 
 
 class Layer(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Layers that run on `native.c`: on a CPU, weights in float16 or float32, arithmetic in float32, a body of layers as one call.
+"""Layers that run on `native.c`: on a CPU, weights in int8, float16 or float32, arithmetic in float32, all layers as one call.
 
 Law. A row's result is the same to the last bit whatever other rows there are, whatever the number of threads, and however its
 text was cut into passes. C checks nothing: shapes and types are checked here, and what an address was given of is kept alive.
@@ -16,15 +16,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from specwire.lm import native
+from specwire.lm.int8 import quantize
 from specwire.lm.native import LANES, UNIT_TOKENS
 
 
 class NativeLinear(nn.Module):
     """A frozen linear layer, arithmetic in float32, [..., inputs] -> [..., outputs]."""
 
-    def __init__(self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, *, half: bool) -> None:
-        """`weight` [outputs, inputs], inputs a multiple of `LANES`, and `bias` [outputs], both float32 on the CPU. `half`: keep the
-        weights in float16."""
+    def __init__(
+        self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: torch.dtype
+    ) -> None:
+        """`weight` [outputs, inputs], inputs a multiple of `LANES`, and `bias` [outputs], both float32 on the CPU. `stored`: how
+        weights are kept, float32, float16 or int8; nothing is lost if they are numbers of that kind (int8.py)."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         assert self.in_features % LANES == 0
@@ -34,16 +37,22 @@ class NativeLinear(nn.Module):
         assert bias is None or bias.shape == (self.out_features,)
         missing = -self.out_features % LANES
         self._library = library
-        weight = weight.detach().half() if half else weight.detach()
+        scale = None
+        if stored is torch.int8:
+            weight, scale = quantize(weight.detach())
+        else:
+            weight = weight.detach().to(stored)
         # as it is, if it can be: then memory stays shared with a tied table of embeddings
         self._weight = (F.pad(weight, (0, 0, 0, missing)) if missing else weight).contiguous()
         self._bias = None if bias is None else F.pad(bias.detach(), (0, missing)).contiguous()
+        self._scale = None if scale is None else F.pad(scale, (0, missing)).contiguous()
         self.structure = native.Linear(
             self._weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self.out_features,
             self.in_features,
             self._weight.itemsize,
+            None if self._scale is None else self._scale.data_ptr(),
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from specwire.lm.linear import linear_maker, prepare_linears
 from specwire.lm.port import Feed, ModelSpec
 
 # What a pass costs besides its tokens, in tokens: (time of one token) / (time of one more), see linear.py for two cores.
-_OVERHEAD = {("cpu", "float32"): 32, ("cpu", "bfloat16"): 4, ("cpu", "float16"): 14}
+_OVERHEAD = {("cpu", "float32"): 32, ("cpu", "bfloat16"): 4, ("cpu", "float16"): 14, ("cpu", "int8"): 14}
 _OVERHEAD_GPU = 256
 _ATTENTION_CALL = {"cpu": 10, "cuda": 256}
 """What a call of attention costs besides its queries, in queries. Measured over all layers of a 135M model on two cores; on a GPU
@@ -59,8 +59,8 @@ class TorchModel:
         """Whether `native.c` runs its layers. Then no row depends on others, whatever the shape of a pass."""
         if self.compiled:
             self._strict_width = strict_width = None
-        half_weights, strict = spec.precision == "float16", strict_width is not None
-        make = linear_maker(model.dtype, self._device, half_weights, aligned=strict, library=library)
+        stored, strict = getattr(torch, spec.precision), strict_width is not None
+        make = linear_maker(model.dtype, self._device, stored, aligned=strict, library=library)
         _trim_head(model, self._columns)
         if fused:
             fuse(model, make, spec.max_context, strict, library)

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from specwire.law.errors import InvalidArgument
 from specwire.lm import checkpoint as files
-from specwire.lm import hf_model
+from specwire.lm import hf_model, int8
 from specwire.lm.linear import can_halve
 from specwire.lm.load import ModelConfig
 from specwire.lm.port import Feed, ModelSpec
@@ -46,14 +46,14 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         raise InvalidArgument("max_context", context, f"at most the model's {limit}")
     hf_model.check_supported(hf_config, context)
     precision = fastest_precision(device) if config.precision == "auto" else config.precision
-    load = functools.partial(_load, config.model, checkpoint, hf_config, device, getattr(torch, precision))
+    load = functools.partial(load_weights, config.model, checkpoint, hf_config, device, getattr(torch, precision))
     try:
         model, columns = load()
     except InvalidArgument as error:
         if config.precision != "auto" or error.field != "precision":
             raise
         precision = "float32"  # weights that float16 cannot hold
-        load = functools.partial(_load, config.model, checkpoint, hf_config, device, torch.float32)
+        load = functools.partial(load_weights, config.model, checkpoint, hf_config, device, torch.float32)
         model, columns = load()
 
     rows = model.get_input_embeddings().weight.shape[0]
@@ -110,11 +110,16 @@ def _name(model: str) -> str:
     return path.name
 
 
-def _load(
+def load_weights(
     name: str, checkpoint: files.Checkpoint, hf_config: Any, device: torch.device, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, npt.NDArray[np.int64] | None]:
-    """The model, on the CPU. For a CPU float16 is a precision of the weights: arithmetic there is float32."""
-    model, columns = hf_model.load(checkpoint, copy.deepcopy(hf_config), dtype)
+    """The model, on the CPU. For a CPU float16 and int8 are precisions of the weights: arithmetic there is float32."""
+    whole = dtype is torch.int8
+    if whole and device.type != "cpu":
+        raise InvalidArgument("precision", "int8", f"bfloat16, float16 or float32 on {device.type}")
+    model, columns = hf_model.load(checkpoint, copy.deepcopy(hf_config), torch.float32 if whole else dtype)
+    if whole:
+        int8.round_linears(model)
     if dtype is torch.float16:
         for parameter, values in model.named_parameters():
             if not torch.isfinite(values).all():

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from specwire.lm import native
 from specwire.lm.fused import FusedBody
+from specwire.lm.int8 import quantize
 from specwire.lm.linear import FbgemmLinear
 from specwire.lm.load import ModelConfig
 from specwire.lm.native_layers import NativeLinear
@@ -78,14 +79,17 @@ def one_by_one(model: TorchModel, tokens: list[int], slot: int = 0) -> torch.Ten
 
 @functools.cache
 def layer(
-    outputs: int, inputs: int, biased: bool, half: bool
+    outputs: int, inputs: int, biased: bool, stored: torch.dtype
 ) -> tuple[NativeLinear, torch.Tensor, torch.Tensor | None]:
     """A layer and its weights."""
     generator = torch.Generator().manual_seed(outputs)
     weight = torch.randn(outputs, inputs, generator=generator)
-    weight = weight.half().float() if half else weight
+    if stored is torch.int8:
+        whole, scale = quantize(weight)
+        weight = whole * scale[:, None]
+    weight = weight.half().float() if stored is torch.float16 else weight
     bias = torch.randn(outputs, generator=generator) if biased else None
-    return NativeLinear(LIBRARY, weight, bias, half=half), weight, bias
+    return NativeLinear(LIBRARY, weight, bias, stored=stored), weight, bias
 
 
 @settings(deadline=None)
@@ -94,14 +98,14 @@ def layer(
     outputs=st.sampled_from([1, 7, 8, 9, 64, 131]),
     inputs=st.sampled_from([8, 24, 32, 200]),
     biased=st.booleans(),
-    half=st.booleans(),
+    stored=st.sampled_from([torch.float32, torch.float16, torch.int8]),
     seed=st.integers(0, 2**32),
 )
 def test_a_product_is_that_of_float64_and_of_each_row_alone(
-    rows: int, outputs: int, inputs: int, biased: bool, half: bool, seed: int
+    rows: int, outputs: int, inputs: int, biased: bool, stored: torch.dtype, seed: int
 ) -> None:
     """Numbers of rows that fill no group, outputs that fill no block, inputs that fill no line of the cache."""
-    linear, weight, bias = layer(outputs, inputs, biased, half)
+    linear, weight, bias = layer(outputs, inputs, biased, stored)
     x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(seed))
 
     actual = linear(x)
@@ -113,7 +117,7 @@ def test_a_product_is_that_of_float64_and_of_each_row_alone(
 
 def test_a_product_takes_any_shape_and_stride() -> None:
     """[..., inputs], views included."""
-    linear, weight, _ = layer(7, 24, False, True)
+    linear, weight, _ = layer(7, 24, False, torch.float16)
     x = torch.randn(2, 48, 5)[:, ::2].transpose(1, 2)
 
     actual = linear(x)
@@ -123,7 +127,7 @@ def test_a_product_takes_any_shape_and_stride() -> None:
 
 
 def test_not_a_number_stays_in_its_row() -> None:
-    linear, _, _ = layer(9, 32, False, False)
+    linear, _, _ = layer(9, 32, False, torch.float32)
     x = torch.ones(7, 32)
     x[3, 5] = torch.nan
 
