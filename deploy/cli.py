@@ -1,8 +1,8 @@
 """The command line. Every command is a few lines over a module that does the work; nothing heavy is imported before it is needed,
 so that `specwire --help` comes at once.
 
-Exit status: 0 done; 2 wrong usage, configuration or request; 3 no service, or one that could not start; 4 the request failed;
-130 interrupted.
+Exit status: 0 done; 2 wrong usage, configuration or request; 3 no service or model, or one that could not start; 4 the request
+failed; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import typer
 from specwire import __version__
 
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 3, 4, 130
-EPILOG = "Exit status: 0 done; 2 wrong usage or configuration; 3 no service; 4 the request failed; 130 interrupted."
+EPILOG = (
+    "Exit status: 0 done; 2 wrong usage or configuration; 3 no service or model; 4 the request failed; 130 interrupted."
+)
 
 app = typer.Typer(
     name="specwire",
@@ -160,7 +162,10 @@ def generate(
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(help="chat, code, summarise, extract, story, or JSONL files with `prompt`. Default: all five."),
+        typer.Argument(
+            help="chat, code, summarise, extract, story, or JSONL files: an object a line with `prompt`, and `kind` and "
+            "`max_tokens` if wanted. Default: all five."
+        ),
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests at once, one pass for each number.")] = "1",
     rate: Annotated[str, typer.Option(help="Also requests a second, as they come (open loop).")] = "",
@@ -178,7 +183,9 @@ def bench(
     output: Annotated[Path | None, typer.Option(help="Folder for report.json, report.md and plots.")] = None,
     address: Address = None,
 ) -> None:
-    """Measure the running service against its own plain decoding, and say which block length to choose."""
+    """Measure the running service against its own plain decoding, and say which block length to choose.
+
+    Every request of the workload is asked for each variant, load and repeat: the bar tells how many that are, and for how long."""
     from deploy import lifecycle, render
     from deploy.bench import bench as benchmark
     from deploy.bench import workload
@@ -192,7 +199,7 @@ def bench(
         repeats=repeats,
         models=benchmark.running_models(compare),
     )
-    benchmark.bench(lifecycle.endpoint(address), settings, output, render.console(stderr=True))
+    benchmark.bench(lifecycle.endpoint(address), settings, output, render.console(), render.console(stderr=True))
 
 
 def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
@@ -200,7 +207,7 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[floa
     from specwire.law.errors import InvalidArgument
 
     try:
-        return [kind(part) for part in text.split(",") if part.strip()]
+        return [kind(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise InvalidArgument(option, text, f"{what} with commas between them") from None
@@ -265,8 +272,9 @@ def main() -> None:
     except BrokenPipeError:  # `specwire generate ... | head`: whoever read has gone, which is no fault
         _leave_output()
         sys.exit(0)
-    except SystemExit as leaving:  # click ends with 1 only for Ctrl-C
-        sys.exit(EXIT_INTERRUPTED if leaving.code == 1 else leaving.code)
+    except SystemExit as leaving:  # click ends with 1 only for Ctrl-C, and when whoever read has gone
+        gone = isinstance(leaving.__context__, BrokenPipeError)
+        sys.exit(0 if gone else EXIT_INTERRUPTED if leaving.code == 1 else leaving.code)
     except Exception as error:
         code = exit_code(error)
         if code is None:

@@ -92,7 +92,8 @@ def _missing(stats: pb.GetStatsResponse | None, workers: Sequence[str]) -> list[
         if worker is None:
             found.append(name)
         elif worker.state != "ready":
-            found.append(f"{name} ({worker.state}{': ' + worker.reason if worker.reason else ''})")
+            reason = f": {worker.reason}" if worker.reason not in ("", worker.state) else ""
+            found.append(f"{name} ({worker.state}{reason})")
     return found or ([] if stats.ready else ["coordinator (not ready)"])
 
 

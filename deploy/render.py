@@ -40,6 +40,10 @@ _TIMING_PARTS: tuple[tuple[str, str], ...] = (
 )
 
 
+TELLING_US = 100_000
+"""Time lost from which on a summary tells of it."""
+
+
 def console(stderr: bool = False) -> Console:
     """Where to print. A pipe has no width, so it gets one in which no table is cut."""
     found = Console(stderr=stderr, highlight=False, markup=False)
@@ -81,6 +85,8 @@ def summary(final: Final) -> str:
         f"finish {final.finish_reason}" + (f" at {final.stop!r}" if final.stop is not None else ""),
         f"seed {final.seed}",
     ]
+    if timing.recovery_us >= TELLING_US:
+        parts.append(f"{timing.recovery_us / 1e6:.1f} s for lost workers and late drafts")
     if final.retries:
         parts.append(f"{final.retries} repeats after a lost coordinator")
     return "; ".join(parts)
@@ -98,7 +104,7 @@ def speculation(spec: pb.SpeculationStats) -> str:
         )
         if drafted
     ]
-    fallbacks = f", {spec.fallbacks} fallbacks" if spec.fallbacks else ""
+    fallbacks = f", {spec.fallbacks} {'fallback' if spec.fallbacks == 1 else 'fallbacks'}" if spec.fallbacks else ""
     return (
         f"{spec.rounds} rounds of {ratio(spec.accepted + spec.rounds, spec.rounds)} tokens, "
         f"acceptance {ratio(spec.accepted, spec.drafted)} ({', '.join(sources)}){fallbacks}"

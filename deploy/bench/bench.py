@@ -7,9 +7,11 @@ to each other; from repeat to repeat the order is turned round, so that a machin
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deploy import state
+from deploy import ready, state
 from deploy.bench import page
 from deploy.bench.hf import HuggingFace
 from deploy.bench.passes import Load, Options, Pass, ask, run, run_alone
@@ -29,7 +31,7 @@ from deploy.bench.workload import Item
 from deploy.topology import TABLE
 from specwire import __version__
 from specwire.client import Client
-from specwire.law.errors import InvalidArgument
+from specwire.law.errors import InvalidArgument, Unavailable
 
 METHODS = ("auto", "draft_model", "ngram")
 
@@ -50,6 +52,10 @@ class Settings:
     models: tuple[Mapping[str, Any], Mapping[str, Any] | None] | None = None
     """Target's and draft's model settings, to compare with transformers' own decoding; None: do not."""
 
+    def requests(self, load: Load) -> int:
+        """How many a pass at this load asks: the workload, again from its beginning where more have to run at once."""
+        return max(len(self.items), load.concurrency or 0)
+
     def variants(self) -> dict[str, Options]:
         """By name, plain decoding first."""
         fixed = {f"k = {k}": {"num_speculative_tokens": k, "method": self.method} for k in self.lengths}
@@ -62,13 +68,13 @@ class Settings:
 
 def check(settings: Settings) -> None:
     """Raises InvalidArgument for what cannot be measured."""
-    for name, values, least in (
-        ("--concurrency", settings.concurrency, 1),
-        ("--num-speculative-tokens", settings.lengths, 1),
+    for name, values, least, note in (
+        ("--concurrency", settings.concurrency, 1, ""),
+        ("--num-speculative-tokens", settings.lengths, 1, "; plain decoding is always measured"),
     ):
         for value in values:
             if value < least:
-                raise InvalidArgument(name, value, f"at least {least}")
+                raise InvalidArgument(name, value, f"at least {least}{note}")
     for rate in settings.rates:
         if not 0.0 < rate < float("inf"):
             raise InvalidArgument("--rate", rate, "requests a second, more than 0")
@@ -103,6 +109,7 @@ async def measure(address: str, settings: Settings, console: Console) -> dict[st
     variants, where = settings.variants(), loads(settings.concurrency, settings.rates)
     passes: dict[Load, dict[str, list[Pass]]] = {load: {} for load in where}
     other = HuggingFace(*settings.models) if settings.models is not None else None
+    items = {load: list(itertools.islice(itertools.cycle(settings.items), settings.requests(load))) for load in where}
     names = {load: [*variants, *(other.variants if other and load.concurrency == 1 else ())] for load in where}
     warm_up = Item("warm-up", settings.items[0].prompt, 8)
     async with Client(address) as client:
@@ -115,7 +122,7 @@ async def measure(address: str, settings: Settings, console: Console) -> dict[st
                     await other.ask(name, warm_up)
             for options in variants.values():
                 await ask(client, warm_up, options)
-            total = sum(map(len, names.values())) * settings.repeats * len(settings.items)
+            total = sum(len(names[load]) * len(items[load]) for load in where) * settings.repeats
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             with Progress(*columns, console=console) as progress:
                 task = progress.add_task("requests", total=total)
@@ -125,15 +132,13 @@ async def measure(address: str, settings: Settings, console: Console) -> dict[st
                             progress.update(task, description=f"{load}, {name}")
                             if name in variants:
                                 done = await run(
-                                    *(client, name, variants[name], load, settings.items),
+                                    *(client, name, variants[name], load, items[load]),
                                     lambda: progress.advance(task),
                                     seed=repeat,
                                 )
                             else:
                                 assert other is not None
-                                done = await run_alone(
-                                    name, other, load, settings.items, lambda: progress.advance(task)
-                                )
+                                done = await run_alone(name, other, load, items[load], lambda: progress.advance(task))
                             passes[load].setdefault(name, []).append(done)
         finally:
             if other is not None:
@@ -175,20 +180,35 @@ def resident(stats: Any) -> dict[str, float]:
     return found
 
 
-def bench(address: str, settings: Settings, output: Path | None, console: Console) -> dict[str, Any]:
-    """Measures, prints, and writes `report.json`, `report.md` and the plots into `output`."""
+def bench(address: str, settings: Settings, output: Path | None, console: Console, progress: Console) -> dict[str, Any]:
+    """Measures, prints to `console`, and writes `report.json`, `report.md` and plots into `output`. `progress`: where bars go."""
     check(settings)
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)  # before an hour of measuring, not after
-    report = asyncio.run(measure(address, settings, console))
+        prepare(output)  # before an hour of measuring, not after
+    try:
+        report = asyncio.run(measure(address, settings, progress))
+    except Unavailable:
+        if asyncio.run(ready.probe(address)) is None:
+            raise ready.unavailable(address) from None
+        raise
     console.print(page.table(report))
     for each in report["advice"]:
-        console.print(f"{each['load']}: [bold]{each['choose']}[/bold], {each['why']}")
+        console.print(page.recommendation(each), soft_wrap=True)
     for each in report["comparisons"]:
-        console.print(page.comparison(each))
+        console.print(page.comparison(each), soft_wrap=True)
     if output is not None:
         (output / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
         plots = page.plots(report, output)
         (output / "report.md").write_text(page.markdown(report, plots), encoding="utf-8")
-        console.print(f"written: {output / 'report.md'}" + ("" if plots else " (plots need matplotlib)"))
+        progress.print(f"written: {output / 'report.md'}" + ("" if plots else " (plots need matplotlib)"))
     return report
+
+
+def prepare(output: Path) -> None:
+    """Makes the folder, and sees that something can be written there. Raises InvalidArgument."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise InvalidArgument("--output", str(output), f"a folder that can be written ({error.strerror})") from None

@@ -12,7 +12,8 @@ from deploy.bench.hf import ASSISTED, GENERATE
 from deploy.bench.report import PARTS, PLAIN
 
 COLUMNS = (
-    "load", "variant", "tokens/s", "against plain", "TTFT p50", "per token p50", "per token p95", "accepted", "tokens a block"
+    "load", "variant", "tokens/s", "against plain", "TTFT p50, ms", "a token p50, ms", "p95, ms", "accepted", "tokens a block",
+    "differing",
 )  # fmt: skip
 
 
@@ -33,6 +34,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
                 f"{token['p95']:.1f}" if token else "",
                 f"{100 * stats['acceptance_rate']:.0f} %" if stats["acceptance_rate"] is not None else "",
                 f"{stats['mean_acceptance_length']:.2f}" if stats["mean_acceptance_length"] is not None else "",
+                str(point.get("answers_that_differ", "")),
             )
         )
     return found
@@ -44,6 +46,20 @@ def table(report: dict[str, Any]) -> Table:
     for row in rows(report):
         made.add_row(*row)
     return made
+
+
+def recommendation(each: dict[str, Any]) -> str:
+    """A line of the terminal."""
+    return f"{each['load']}: {each['choose']}. {_sentence(each['why'])}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _safe(text: str) -> str:
+    """Text of others in Markdown."""
+    return "".join(f"\\{char}" if char in "\\`*_{}[]<>()#+!|" else char for char in text).replace("\n", " ")
 
 
 def comparison(each: dict[str, Any]) -> str:
@@ -58,7 +74,7 @@ def comparison(each: dict[str, Any]) -> str:
 def markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     """The page. `plots`: names of the images that lie beside it."""
     machine, settings = report["machine"], report["settings"]
-    kinds = ", ".join(dict.fromkeys(item["kind"] for item in settings["items"]))
+    kinds = _safe(", ".join(dict.fromkeys(item["kind"] for item in settings["items"])))
     lines = [
         "# specwire bench",
         "",
@@ -67,25 +83,28 @@ def markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         "brackets 95 % intervals.",
         "",
         *(
-            f"- {worker['name']}: {worker['model']}, {worker['device']}, {worker['precision']}"
+            f"- {_safe(worker['name'])}: {_safe(worker['model'])}, {worker['device']}, {worker['precision']}"
             + (f", {worker['resident_mb']:.0f} MB resident" if "resident_mb" in worker else "")
             for worker in report["workers"]
         ),
         "",
         "## What to choose",
         "",
-        *(f"- {each['load']}: **{each['choose']}**. {each['why'].capitalize()}." for each in report["advice"]),
-        *(f"- {comparison(each).capitalize()}." for each in report["comparisons"]),
+        *(f"- {each['load']}: **{each['choose']}**. {_sentence(each['why'])}" for each in report["advice"]),
+        *(f"- {_sentence(comparison(each))}" for each in report["comparisons"]),
         "",
         "## Numbers",
         "",
         *_grid(COLUMNS, rows(report)),
         "",
-        "Times in milliseconds. `report.json` has the rest: all percentiles, acceptance by position, bytes, speedup by kind.",
+        "*differing*: answers whose tokens are not those of plain decoding in the pass beside it. Where kernels round by the shape "
+        "of a batch, two scores equal within rounding may swap. `report.json` has the rest: all percentiles, acceptance by "
+        "position, bytes, speedup by kind.",
         "",
         "## Where a token's time went",
         "",
-        "Milliseconds of a request's critical path per token, prompt included.",
+        "Milliseconds of a request's critical path per token, prompt included. *Recovery* is time spent on drafts that came too "
+        "late and on workers that were lost.",
         "",
         *_grid(
             ("load", "variant", *PARTS),

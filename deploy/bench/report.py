@@ -172,10 +172,10 @@ def advice(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         others = [found for found in here if found["variant"] not in (PLAIN, GENERATE, ASSISTED)]
         best = max(others, key=lambda found: found["throughput_speedup"]["value"], default=None)
         if best is None or best["throughput_speedup"]["low"] <= 1.0:
-            nearest = f"; the best of them, {best['variant']}, {_ratio(best)}" if best else ""
-            advised.append(
-                {"load": load, "choose": PLAIN, "why": f"nothing is surely faster than plain decoding{nearest}"}
-            )
+            worse = best is not None and best["throughput_speedup"]["high"] < 1.0
+            why = "everything else is slower" if worse else "nothing is surely faster than plain decoding"
+            why += f"; the best of them, {best['variant']}, {_ratio(best)}" if best else ""
+            advised.append({"load": load, "choose": PLAIN, "why": why})
             continue
         rate, length = best["speculation"]["acceptance_rate"], best["speculation"]["mean_acceptance_length"]
         why = f"{_ratio(best)}: {best['tokens_per_s']:.1f} tokens/s against {plain['tokens_per_s']:.1f}"

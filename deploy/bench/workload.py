@@ -40,13 +40,13 @@ def _read(name: str, max_tokens: int | None) -> Iterator[Item]:
     if name in SHIPPED:
         text = (files("deploy.bench") / "workloads" / f"{name}.jsonl").read_text(encoding="utf-8")
     else:
-        path = Path(name)
-        if not path.is_file():
-            raise InvalidArgument("workload", name, f"{', '.join(SHIPPED)}, or a JSONL file")
         try:
-            text = path.read_text(encoding="utf-8")
+            text = Path(name).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise InvalidArgument("workload", name, "a text file in UTF-8") from None
+        except OSError as error:
+            limit = f"{', '.join(SHIPPED)}, or a JSONL file that can be read ({error.strerror})"
+            raise InvalidArgument("workload", name, limit) from None
     count = 0
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():

@@ -29,7 +29,8 @@ def test_a_report_of_the_demo_pair(service: Stack, tmp_path: Path) -> None:
     ]
     target, draft = (config["model"] for config in configs)
     settings = Settings(ITEMS, [1, 2], [], [2], "auto", repeats=1, models=(target, draft))
-    report = bench(service.address, settings, tmp_path, Console(quiet=True))
+    quiet = Console(quiet=True)
+    report = bench(service.address, settings, tmp_path, quiet, quiet)
 
     alone = ["plain", "k = 2", "auto", GENERATE, ASSISTED]
     assert [point["variant"] for point in report["points"]] == [*alone, *alone[:3]]

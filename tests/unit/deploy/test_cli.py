@@ -351,6 +351,14 @@ def test_help_loads_nothing_heavy() -> None:
         (("--concurrency", "two"), "--concurrency: got 'two', must be whole numbers"),
         (("--concurrency", "0"), "--concurrency: got 0, must be at least 1"),
         (("--concurrency", ""), "--concurrency: got 'nothing'"),
+        (("--concurrency", "1,,2"), "--concurrency: got '1,,2', must be whole numbers"),
+        (
+            ("/",),
+            "workload: got '/', must be chat, code, summarise, extract, story, or a JSONL file that can be read (Is a",
+        ),
+        (("--compare", "vllm"), "--compare: got 'vllm', must be hf"),
+        (("--compare", "hf"), "--compare: got 'hf', must be used where `specwire up` started the service"),
+        (("--output", "/proc/x"), "--output: got '/proc/x', must be a folder that can be written"),
         (("--rate", "-1"), "--rate: got -1.0"),
         (("--rate", "nan"), "--rate: got nan"),
         (("--num-speculative-tokens", "0"), "--num-speculative-tokens: got 0, must be at least 1"),
@@ -368,6 +376,23 @@ def test_bench_says_what_it_cannot_measure(run: Run, arguments: tuple[str, ...],
 
 def test_bench_without_a_service(run: Run) -> None:
     """As every command that needs one."""
-    status, _, _ = run("bench", "--address", "127.0.0.1:1", "--repeats", "1")
+    status, out, err = run("bench", "--address", "127.0.0.1:1", "--repeats", "1")
 
     assert status == cli.EXIT_UNAVAILABLE
+    assert "no service answers at 127.0.0.1:1" in err
+    assert out == ""
+
+
+def test_whoever_reads_may_go(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`specwire generate ... | head`: the library turns it into its own end with status 1, which is not an interrupt."""
+
+    def gone() -> None:
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            sys.exit(1)
+
+    monkeypatch.setattr(cli, "app", gone)
+    assert run("version")[0] == 0
+    monkeypatch.setattr(cli, "app", lambda: sys.exit(1))
+    assert run("version")[0] == cli.EXIT_INTERRUPTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 
@@ -74,11 +75,20 @@ def test_durations_for_people() -> None:
     assert ["0 s", "119 s", "2 min", "2.0 h"] == [render.duration(s) for s in (0.2, 119, 121, 7200)]
 
 
+def test_the_summary_tells_of_time_lost() -> None:
+    """A target that was killed in mid-answer leaves no trace in the text; half a second is told, some milliseconds are not."""
+    lost = dataclasses.replace(FINAL, timing=pb.Timing(total_us=1_000_000, recovery_us=520_000))
+    hardly = dataclasses.replace(FINAL, timing=pb.Timing(total_us=1_000_000, recovery_us=5_000))
+
+    assert "; 0.5 s for lost workers and late drafts" in render.summary(lost)
+    assert "lost workers" not in render.summary(hardly)
+
+
 def test_the_summary_counts_the_added_token_of_each_round() -> None:
     """Tokens per round = (accepted + rounds) / rounds; acceptance = accepted / drafted."""
     assert (
         "25 tokens in 1.00 s (25.00 per s, first after 0.12 s); 10 rounds of 2.50 tokens, acceptance 0.50 "
-        "(draft 8/20, n-gram 7/10), 1 fallbacks; 7 prompt tokens; finish stop at '\\n\\n'; seed 42"
+        "(draft 8/20, n-gram 7/10), 1 fallback; 7 prompt tokens; finish stop at '\\n\\n'; seed 42"
     ) == render.summary(FINAL)
 
 

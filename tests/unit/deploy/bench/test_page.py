@@ -73,3 +73,18 @@ def test_without_matplotlib_there_are_numbers(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     assert page.plots(report(), tmp_path) == []
+
+
+def test_texts_of_others_are_no_markup() -> None:
+    """A kind may be called anything."""
+    strange = report()
+    strange["settings"]["items"] = [{"kind": "<b>|[x](y)\nz"}]
+
+    assert "(\\<b\\>\\|\\[x\\]\\(y\\) z)" in page.markdown(strange, [])
+
+
+def test_a_recommendation_is_a_sentence() -> None:
+    """Its names keep their case."""
+    each = {"load": "1 at once", "choose": "auto", "why": "k = 2 and TTFT"}
+
+    assert page.recommendation(each) == "1 at once: auto. K = 2 and TTFT."

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy.bench.bench import Settings
 from deploy.bench.passes import Load, arrivals, ask, run
 from deploy.bench.workload import Item
 from specwire.client import Event, Started, Tokens
@@ -94,3 +95,10 @@ def test_a_failure_ends_the_pass_and_is_told_as_it_is() -> None:
     with pytest.raises(Unavailable, match="gone"):
         asyncio.run(run(service, "auto", {}, Load(concurrency=5), ITEMS, lambda: None))  # type: ignore[arg-type]
     assert service.at_once == 0
+
+
+def test_more_at_once_than_the_workload_has_asks_it_again() -> None:
+    """So that the load is what it says."""
+    settings = Settings(ITEMS, [1, 8], [0.5], [], "auto", repeats=1)
+
+    assert [settings.requests(load) for load in (Load(1), Load(8), Load(rate=0.5))] == [5, 8, 5]

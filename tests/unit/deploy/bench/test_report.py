@@ -90,3 +90,13 @@ def test_advice_is_what_is_surely_faster() -> None:
 
     assert [(each["load"], each["choose"]) for each in told] == [("1 at once", "k = 2"), ("2 at once", "plain")]
     assert "2.00 times plain" in told[0]["why"]
+    assert "nothing is surely faster" in told[1]["why"]
+
+
+def test_advice_says_when_all_else_is_slower() -> None:
+    """Not that it is unsure."""
+    plain = [passed("plain", record(6.0), wall_s=5.0), passed("plain", record(6.0), wall_s=5.0)]
+    slow = [passed("auto", record(11.0)), passed("auto", record(11.0))]
+    (told,) = advice([point(plain, plain), point(slow, plain)])
+
+    assert told["why"] == "everything else is slower; the best of them, auto, 0.50 times plain [0.50, 0.50]"
