@@ -28,6 +28,9 @@ CALL_S = 5.0
 REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 LEAST_HEARTBEAT_S = 0.05
 
+_chance = random.Random()
+"""Our own: the module's belongs to the program that we are a part of."""
+
 
 class Registration:
     """One worker's standing with one coordinator. `run` until cancelled."""
@@ -40,7 +43,7 @@ class Registration:
         info: WorkerInfo,
         trouble: Callable[[], str],
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
-        jitter: Callable[[], float] = lambda: random.uniform(0.7, 1.3),
+        jitter: Callable[[], float] = lambda: _chance.uniform(0.7, 1.3),
     ) -> None:
         self.state = "not registered"
         """For people and logs; changes are logged."""
