@@ -176,7 +176,7 @@ def bench(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="For all requests. Default: the workload's own.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Passes of each variant at each load, in turns.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Passes of each variant at each load, in turns.")] = 5,
     compare: Annotated[
         str | None, typer.Option(help="hf: also transformers' generate and assisted generation, one request at a time.")
     ] = None,

@@ -16,6 +16,8 @@ from specwire.client import Final
 
 PLAIN, AUTO = "plain", "auto"
 PERCENTILES = (50, 95, 99)
+ENOUGH_PASSES = 5
+"""Of fewer, resampling gives an interval that says too much."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -187,7 +189,8 @@ def advice(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _ratio(found: dict[str, Any]) -> str:
     ratio = found["throughput_speedup"]
-    return f"{ratio['value']:.2f} times plain [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    few = f" (of {ratio['pairs']} passes; {ENOUGH_PASSES} tell more)" if ratio["pairs"] < ENOUGH_PASSES else ""
+    return f"{ratio['value']:.2f} times plain [{ratio['low']:.2f}, {ratio['high']:.2f}]{few}"
 
 
 def loads(concurrency: Sequence[int], rates: Sequence[float]) -> list[Load]:

@@ -99,4 +99,7 @@ def test_advice_says_when_all_else_is_slower() -> None:
     slow = [passed("auto", record(11.0)), passed("auto", record(11.0))]
     (told,) = advice([point(plain, plain), point(slow, plain)])
 
-    assert told["why"] == "everything else is slower; the best of them, auto, 0.50 times plain [0.50, 0.50]"
+    assert (
+        told["why"]
+        == "everything else is slower; the best of them, auto, 0.50 times plain [0.50, 0.50] (of 2 passes; 5 tell more)"
+    )
