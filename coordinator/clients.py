@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,8 +39,6 @@ ECHO_KEPT = 31
 """Round trips of the last so many echoes give the median that is reported."""
 MAX_CLOSES = 4096
 """Ends of sessions kept for a worker whose stream is down; the leases of older ones have run out anyway."""
-_chance = random.Random()
-"""Our own: the module's belongs to the program that we are a part of."""
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 _METHODS = {Role.DRAFT: "/specwire.v1.Draft/Propose", Role.TARGET: "/specwire.v1.Target/Verify"}
@@ -184,7 +181,7 @@ class WorkerLink:
                     attempt = 0
                     self._events.link_down(self, reason)
                 assert self.generation == started_generation + 1
-                await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)] * _chance.uniform(0.7, 1.3))
+                await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)] * rpc.jitter())
                 attempt += 1
         finally:
             await channel.close()

@@ -116,8 +116,7 @@ class ServiceCurves:
     def observe_read(self, step: StepTiming) -> None:
         """A draft has read text in this step, of one session or of many."""
         if step.prefill_rows >= _MUCH_TEXT:
-            us = step.prepare_us + step.compute_us + step.sample_us
-            self.draft_read.observe(us / (step.rows + step.prefill_rows))
+            self.draft_read.observe(step.busy_us / (step.rows + step.prefill_rows))
 
     def observe_draft(self, drafted: int, way: Passage) -> None:
         """A block came. Few tokens were read for it (`ledger.WARM_TOKENS`), so its time is that of proposing. Microseconds."""
@@ -140,7 +139,7 @@ class ServiceCurves:
         if step.prefill_rows:
             return
         sessions, link_us, drafted = self.sessions, way.total_us - way.compute_us, source is Source.DRAFT_MODEL
-        us, new = step.prepare_us + step.compute_us + step.sample_us, step.step != self._last_step
+        us, new = step.busy_us, step.step != self._last_step
         self._last_step = step.step
         longer = min(us / self.verify.at(step.rows), LARGEST_ERROR) if beside and self.verify.known else 1.0
         if beside and new:

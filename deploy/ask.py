@@ -127,7 +127,7 @@ def _explained(error: SpecwireError, address: str, timeout: float | None, answer
         return error
     if answer.started is not None:
         return OurFault(f"the service was lost in mid-answer, after {len(answer.ids)} tokens: {error}")
-    return error if asyncio.run(ready.probe(address)) is not None else ready.unavailable(address)
+    return ready.explained(error, address)
 
 
 def to_json(answer: Answer) -> dict[str, Any]:

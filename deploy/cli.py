@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -34,6 +34,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Fetch and check models.", no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
+
+N = TypeVar("N", int, float)
 
 Address = Annotated[
     str | None,
@@ -192,9 +194,9 @@ def bench(
 
     settings = benchmark.Settings(
         items=workload.load(workloads or workload.SHIPPED, max_tokens),
-        concurrency=[int(n) for n in _numbers("--concurrency", concurrency, int)],
+        concurrency=_numbers("--concurrency", concurrency, int),
         rates=_numbers("--rate", rate, float),
-        lengths=[int(n) for n in _numbers("--num-speculative-tokens", num_speculative_tokens, int)],
+        lengths=_numbers("--num-speculative-tokens", num_speculative_tokens, int),
         method=method,
         repeats=repeats,
         models=benchmark.running_models(compare),
@@ -202,7 +204,7 @@ def bench(
     benchmark.bench(lifecycle.endpoint(address), settings, output, render.console(), render.console(stderr=True))
 
 
-def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
+def _numbers(option: str, text: str, kind: type[N]) -> list[N]:
     """Numbers with commas between them."""
     from specwire.law.errors import InvalidArgument
 

@@ -142,6 +142,11 @@ def unavailable(endpoint: str) -> Unavailable:
     return Unavailable(f"no service answers at {endpoint}; start one with `specwire up`, or look at `specwire logs`")
 
 
+def explained(error: Unavailable, endpoint: str) -> Unavailable:
+    """The same, for somebody who sees only the command: whether anybody answers there at all."""
+    return error if asyncio.run(probe(endpoint)) is not None else unavailable(endpoint)
+
+
 def within(seconds: float, what: str, act: Callable[[], T]) -> T:
     """What `act` returns, or StartError: Ray waits for minutes for a peer that is gone."""
     found: list[T] = []

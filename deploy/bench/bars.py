@@ -29,7 +29,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from deploy.bench.engine_loop import EngineLoop
-from deploy.bench.statistics import Estimate, bootstrap, median_ratio, total_ratio
+from deploy.bench.statistics import bootstrap, median_ratio, total_ratio
 from specwire.client import DEFAULT_ADDRESS, Client, Final, Tokens
 from specwire.threads import share_cores
 
@@ -173,10 +173,10 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
         ]
         rounds = sum(run.final.speculation.rounds for run in runs)
         report[name] = {
-            "speedup": _shown(bootstrap(pairs, total_ratio)),
-            "speedup_median": _shown(bootstrap(pairs, median_ratio)),
+            "speedup": bootstrap(pairs, total_ratio).plain(),
+            "speedup_median": bootstrap(pairs, median_ratio).plain(),
             "speedup_copying": _of(pairs, copies),
-            "decoding": _shown(bootstrap(decoding, total_ratio)),
+            "decoding": bootstrap(decoding, total_ratio).plain(),
             "decoding_copying": _of(decoding, copies),
             "by_kind": {
                 kind: total_ratio([pair for pair, k in zip(pairs, bars.kinds, strict=True) if k == kind])
@@ -200,7 +200,7 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
     report["plain_token"] = {
         "service_ms": service_ms,
         "bare_ms": bare_ms,
-        "ratio": _shown(bootstrap(bars.token_pairs, median_ratio)),
+        "ratio": bootstrap(bars.token_pairs, median_ratio).plain(),
         "difference_ms": 1e3 * statistics.median(service - bare for service, bare in bars.token_pairs),
     }
 
@@ -208,7 +208,7 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
 def _of(pairs: list[tuple[float, float]], chosen: list[bool]) -> dict[str, float] | None:
     """Ratio of the chosen pairs; None when there are none."""
     found = list(itertools.compress(pairs, chosen))
-    return _shown(bootstrap(found, total_ratio)) if found else None
+    return bootstrap(found, total_ratio).plain() if found else None
 
 
 async def batch(client: Client, prompts: list[str], max_tokens: int, pairs: int, **options: Any) -> dict[str, Any]:
@@ -222,7 +222,7 @@ async def batch(client: Client, prompts: list[str], max_tokens: int, pairs: int,
         together = await asyncio.gather(*(ask(client, prompt, max_tokens, **options) for prompt in chosen))
         seconds.append((sum(run.total_seconds for run in alone), time.perf_counter() - begun))
         differing += sum(a.ids != b.ids for a, b in zip(alone, together, strict=True))
-    return {"speedup_of_8": _shown(bootstrap(seconds, median_ratio)), "differing": differing, "of": pairs * len(chosen)}
+    return {"speedup_of_8": bootstrap(seconds, median_ratio).plain(), "differing": differing, "of": pairs * len(chosen)}
 
 
 async def wire(client: Client, prompt: str, max_tokens: int) -> dict[str, float]:
@@ -235,10 +235,6 @@ async def wire(client: Client, prompt: str, max_tokens: int) -> dict[str, float]
         "payload_per_round": run.final.timing.wire_bytes / rounds,
         "socket_per_token": on_socket / len(run.ids),
     }
-
-
-def _shown(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "pairs": estimate.count}
 
 
 def show(report: dict[str, Any], console: Console) -> None:

@@ -187,10 +187,8 @@ def bench(address: str, settings: Settings, output: Path | None, console: Consol
         prepare(output)  # before an hour of measuring, not after
     try:
         report = asyncio.run(measure(address, settings, progress))
-    except Unavailable:
-        if asyncio.run(ready.probe(address)) is None:
-            raise ready.unavailable(address) from None
-        raise
+    except Unavailable as error:
+        raise ready.explained(error, address) from None
     console.print(page.table(report))
     for each in report["advice"]:
         console.print(page.recommendation(each), soft_wrap=True)

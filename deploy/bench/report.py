@@ -11,7 +11,7 @@ from typing import Any
 
 from deploy.bench.hf import ASSISTED, GENERATE
 from deploy.bench.passes import Load, Pass, Record
-from deploy.bench.statistics import Estimate, bootstrap, median_ratio, total_ratio
+from deploy.bench.statistics import bootstrap, median_ratio, total_ratio
 from specwire.client import Final
 
 PLAIN, AUTO = "plain", "auto"
@@ -73,17 +73,12 @@ def against_plain(passes: Sequence[Pass], plain: Sequence[Pass]) -> dict[str, An
             if len(record.ids) > 1 and len(reference.ids) > 1:
                 decoding.append((reference.total_s - reference.ttft_s, record.total_s - record.ttft_s))
     return {
-        "throughput_speedup": shown(bootstrap(throughput, median_ratio)),
-        "request_speedup": shown(bootstrap(whole, total_ratio)),
-        "decode_speedup": shown(bootstrap(decoding, total_ratio)) if decoding else None,
+        "throughput_speedup": bootstrap(throughput, median_ratio).plain(),
+        "request_speedup": bootstrap(whole, total_ratio).plain(),
+        "decode_speedup": bootstrap(decoding, total_ratio).plain() if decoding else None,
         "request_speedup_by_kind": {kind: total_ratio(pairs) for kind, pairs in kinds.items()},
         "answers_that_differ": differing,
     }
-
-
-def shown(estimate: Estimate) -> dict[str, float]:
-    """For JSON."""
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "pairs": estimate.count}
 
 
 def speculation(records: Iterable[Record]) -> dict[str, Any]:
@@ -146,12 +141,10 @@ def comparisons(passes: Mapping[str, Sequence[Pass]]) -> list[dict[str, Any]]:
         {
             "variant": mine,
             "against": other,
-            "throughput_ratio": shown(
-                bootstrap(
-                    [(a.tokens_per_s, b.tokens_per_s) for a, b in zip(passes[mine], passes[other], strict=True)],
-                    median_ratio,
-                )
-            ),
+            "throughput_ratio": bootstrap(
+                [(a.tokens_per_s, b.tokens_per_s) for a, b in zip(passes[mine], passes[other], strict=True)],
+                median_ratio,
+            ).plain(),
         }
         for mine, other in pairs
         if other in passes

@@ -19,6 +19,10 @@ class Estimate:
     high: float
     count: int
 
+    def plain(self) -> dict[str, float]:
+        """For JSON."""
+        return {"value": self.value, "low": self.low, "high": self.high, "pairs": self.count}
+
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.count})"
 

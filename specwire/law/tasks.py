@@ -145,6 +145,11 @@ class StepTiming:
     previous_serialise_us: int = 0
     step: int = 0
 
+    @property
+    def busy_us(self) -> int:
+        """What the engine spent on it: preparing, computing and sampling."""
+        return self.prepare_us + self.compute_us + self.sample_us
+
 
 NO_TIMING = TaskTiming()
 

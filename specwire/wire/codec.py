@@ -277,7 +277,7 @@ def _fits(duration_us: int) -> int:
 
 def _step_us(step: StepTiming | None) -> int:
     """Engine work of the frame's step."""
-    return step.prepare_us + step.compute_us + step.sample_us if step is not None else 0
+    return step.busy_us if step is not None else 0
 
 
 def encode_answer_frame(kind: Kind, frame: AnswerFrame) -> bytes:

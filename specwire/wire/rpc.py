@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
+import random
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -66,6 +67,14 @@ CHANNEL_OPTIONS = [
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_chance = random.Random()
+"""Our own: the module's belongs to the program that we are a part of."""
+
+
+def jitter() -> float:
+    """What a pause before another attempt is multiplied by, so that not everybody comes back at once."""
+    return _chance.uniform(0.7, 1.3)
 
 
 def new_incarnation() -> int:

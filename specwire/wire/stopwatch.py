@@ -66,7 +66,7 @@ def passage(
     residence = min(timing.residence_us, span_us)
     compute = timing.compute_us
     if compute == 0 and step is not None:
-        compute = step.prepare_us + step.compute_us + step.sample_us
+        compute = step.busy_us
     compute = min(compute, residence)
     queue = min(timing.queue_us, residence - compute)
     return Passage(

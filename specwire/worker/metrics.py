@@ -55,7 +55,7 @@ class WorkerMetrics:
         self._rows.inc(timing.rows)
         self._prefill_rows.inc(timing.prefill_rows)
         self._compute.observe(timing.compute_us / 1e6)
-        self._step.observe((timing.prepare_us + timing.compute_us + timing.sample_us) / 1e6)
+        self._step.observe(timing.busy_us / 1e6)
         done = [task for task in record.tasks if task.done]
         for task in done:
             self._queue.observe(task.queue_us / 1e6)

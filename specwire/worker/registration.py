@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import grpc.aio
 
 from specwire.v1 import fleet_pb2, fleet_pb2_grpc
 from specwire.wire.info import WorkerInfo, encode_worker_info
-from specwire.wire.rpc import open_channel
+from specwire.wire.rpc import jitter, open_channel
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +26,6 @@ REFUSED_S = 10.0
 CALL_S = 5.0
 REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 LEAST_HEARTBEAT_S = 0.05
-
-_chance = random.Random()
-"""Our own: the module's belongs to the program that we are a part of."""
 
 
 class Registration:
@@ -43,7 +39,7 @@ class Registration:
         info: WorkerInfo,
         trouble: Callable[[], str],
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
-        jitter: Callable[[], float] = lambda: _chance.uniform(0.7, 1.3),
+        jitter: Callable[[], float] = jitter,
     ) -> None:
         self.state = "not registered"
         """For people and logs; changes are logged."""

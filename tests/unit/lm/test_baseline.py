@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import transformers
 
-from deploy.bench.hf import IMPOSSIBLE, widen
+from specwire.lm.baseline import IMPOSSIBLE, widen
 from tests.unit.lm.tiny import CONFIGS, VOCAB
 
 
