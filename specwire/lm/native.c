@@ -29,7 +29,8 @@
 enum {
     OUTPUTS = 8,     /* computed together; their weights stay in a near cache for all rows */
     ROWS = 6,        /* computed together; with two outputs they fill fifteen of the sixteen registers */
-    AHEAD = 8192,    /* bytes of weights between what is used and what is fetched: several times the memory's delay */
+    GROUPS = 2,      /* of so many rows meet weights that lie in the first cache, one after the other */
+    PANEL = 1280,    /* bytes of an output's weights, at most: OUTPUTS of them, as many being fetched, and rows share the first cache */
     LINE = 64,       /* bytes of a cache line */
     BYTE = 1,        /* bytes of a weight in int8 */
     HALF = 2,        /* in float16 */
@@ -211,39 +212,106 @@ INLINE __m256 load(const char *w, const size_t size) {
     return size == HALF ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w)) : _mm256_loadu_ps((const float *)w);
 }
 
-/* `rows` rows of x by `outputs` rows of W. Both are constants where this is inlined, as is `size`, so that all sums stay in
- * registers. */
-INLINE void tile(const int rows, const int outputs, const size_t size, const char *w, const float *x, float *y, size_t inputs) {
-    __m256 sums[ROWS][OUTPUTS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int n = 0; n < outputs; n++) sums[r][n] = _mm256_setzero_ps();
-    for (size_t k = 0; k < inputs; k += LANES) {
-        __m256 weights[OUTPUTS];
-        if (k % (LINE / size) == 0) /* tiles follow each other in memory, so this covers all that comes */
-            UNROLL for (int n = 0; n < outputs; n++) _mm_prefetch(w + AHEAD + k * outputs * size + n * LINE, _MM_HINT_NTA);
-        UNROLL for (int n = 0; n < outputs; n++) weights[n] = load(w + (n * inputs + k) * size, size);
-        UNROLL for (int r = 0; r < rows; r++) {
-            __m256 numbers = _mm256_loadu_ps(x + r * inputs + k);
-            __asm__("" : "+x"(numbers)); /* loaded once, not again for every output: loads are what there is too little of */
-            UNROLL for (int n = 0; n < outputs; n++) sums[r][n] = _mm256_fmadd_ps(numbers, weights[n], sums[r][n]);
-        }
+/* A panel of weights: `outputs` rows of W from some input on, for the `count` inputs that follow. */
+typedef struct {
+    const char *w;     /* [outputs, count], `stride` bytes from one output to the next */
+    const char *ahead; /* where the panel after it begins: as far from one output to the next, and without gaps if `whole` */
+    size_t stride, count;
+    int whole;         /* the panel is all inputs of its outputs */
+    int first, last;   /* of the panels of its outputs */
+} panel_t;
+
+/* One register of inputs, met by `outputs` rows of W and `rows` rows of x. */
+INLINE void meet(
+    const int rows, const int outputs, const size_t size, const char *w, size_t stride, const float *x, size_t inputs,
+    __m256 sums[ROWS][OUTPUTS]
+) {
+    __m256 weights[OUTPUTS];
+    UNROLL for (int n = 0; n < outputs; n++) weights[n] = load(w + n * stride, size);
+    UNROLL for (int r = 0; r < rows; r++) {
+        __m256 numbers = _mm256_loadu_ps(x + r * inputs);
+        __asm__("" : "+x"(numbers)); /* loaded once, not again for every output: loads are what there is too little of */
+        UNROLL for (int n = 0; n < outputs; n++) sums[r][n] = _mm256_fmadd_ps(numbers, weights[n], sums[r][n]);
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int n = 0; n < outputs; n++) y[r * OUTPUTS + n] = sum_of_lanes(sums[r][n]);
+    __asm__ volatile("" ::: "memory"); /* what comes next is loaded next: there are no registers for more */
 }
 
-#define TILES(rows, outputs) \
-    for (int n = 0; n < OUTPUTS; n += outputs) tile(rows, outputs, size, w + n * inputs * size, x, y + n, inputs)
+/* `rows` rows of x [rows, inputs] by outputs n .. n + outputs - 1 of a panel, on top of `partial` unless it is the first, into `y`
+ * once it is the last. Fetches `lines` rows of the panel to come. All that is const here is a constant where this is inlined, so
+ * that all sums stay in registers. */
+INLINE void tile(
+    const int rows, const int outputs, const int lines, const size_t size, int n, const panel_t *panel, const float *x, size_t inputs,
+    int turn, float partial[ROWS][OUTPUTS][LANES], float *y
+) {
+    const size_t per_line = LINE / size, stride = panel->stride;
+    const char *w = panel->w + n * stride;
+    /* memory is quickest in one row */
+    const size_t to_line = panel->whole ? LINE : stride, to_next = panel->whole ? lines * LINE : LINE;
+    const char *ahead = panel->ahead + (panel->whole ? (turn * OUTPUTS + n) * lines / outputs : n + turn * lines) * stride;
+    __m256 sums[ROWS][OUTPUTS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int o = 0; o < outputs; o++)
+            sums[r][o] = panel->first ? _mm256_setzero_ps() : _mm256_loadu_ps(partial[r][n + o]);
+    size_t k = 0;
+    for (; k + per_line <= panel->count; k += per_line) {
+        UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(ahead + i * to_line, _MM_HINT_NTA);
+        ahead += to_next;
+        UNROLL for (size_t j = k; j < k + per_line; j += LANES)
+            meet(rows, outputs, size, w + j * size, stride, x + j, inputs, sums);
+    }
+    for (; k < panel->count; k += LANES) meet(rows, outputs, size, w + k * size, stride, x + k, inputs, sums);
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int o = 0; o < outputs; o++)
+            if (panel->last)
+                y[r * OUTPUTS + n + o] = sum_of_lanes(sums[r][o]);
+            else
+                _mm256_storeu_ps(partial[r][n + o], sums[r][o]);
+}
 
-/* OUTPUTS rows of W for up to ROWS rows of x -> y [rows, OUTPUTS]. */
-INLINE void block(size_t rows, const size_t size, const char *w, const float *x, float *y, size_t inputs) {
-    switch (rows) {
-        case 1: TILES(1, 8); break;
-        case 2: TILES(2, 4); break;
-        case 3: TILES(3, 2); break;
-        case 4: TILES(4, 2); break;
-        case 5: TILES(5, 2); break;
-        default: TILES(6, 2); break;
+#define TILES(rows, outputs, lines) \
+    for (int n = 0; n < OUTPUTS; n += outputs) tile(rows, outputs, lines, size, n, panel, x, inputs, turn, partial, y)
+
+/* OUTPUTS rows of a panel for up to ROWS rows of x. `groups`: of rows that meet this panel one after the other; each fetches its part
+ * of the panel to come, so that memory never waits for arithmetic. `turn`: which of them this is. */
+INLINE void block(
+    size_t rows, const size_t size, const panel_t *panel, const float *x, size_t inputs, size_t groups, int turn,
+    float partial[ROWS][OUTPUTS][LANES], float *y
+) {
+    switch (groups == 1 ? rows : rows + ROWS) {
+        case 1: TILES(1, 8, 8); break;
+        case 2: TILES(2, 4, 4); break;
+        case 3: TILES(3, 2, 2); break;
+        case 4: TILES(4, 2, 2); break;
+        case 5: TILES(5, 2, 2); break;
+        case 6: TILES(6, 2, 2); break;
+        case 3 + ROWS: TILES(3, 2, 1); break;
+        case 4 + ROWS: TILES(4, 2, 1); break;
+        case 5 + ROWS: TILES(5, 2, 1); break;
+        default: TILES(6, 2, 1); break;
+    }
+}
+
+/* OUTPUTS rows of W, `w`, for up to GROUPS * ROWS rows of x -> y [rows, OUTPUTS]. `next`: the weights that this thread meets after them. */
+INLINE void strip(size_t rows, const size_t size, const char *w, const char *next, const float *x, float *y, size_t inputs) {
+    float partial[GROUPS][ROWS][OUTPUTS][LANES];
+    const size_t groups = (rows + ROWS - 1) / ROWS, per_line = LINE / size, panels = (inputs * size + PANEL - 1) / PANEL;
+    const size_t most = ((inputs + panels - 1) / panels + per_line - 1) / per_line * per_line;
+    for (size_t k = 0; k < inputs; k += most) {
+        const int last = k + most >= inputs;
+        const panel_t panel = {
+            .w = w + k * size,
+            .ahead = last ? next : w + (k + most) * size,
+            .stride = inputs * size,
+            .count = last ? inputs - k : most,
+            .whole = panels == 1,
+            .first = k == 0,
+            .last = last,
+        };
+        for (size_t row = 0, g = 0; g < groups; g++) {
+            const size_t take = (rows - row + groups - g - 1) / (groups - g);
+            block(take, size, &panel, x + row * inputs + k, inputs, groups, (int)g, partial[g], y + row * OUTPUTS);
+            row += take;
+        }
     }
 }
 
@@ -253,26 +321,29 @@ typedef struct {
     const float *x;
     float *y;
     size_t rows, chunk; /* blocks of a chunk */
+    size_t threads;     /* that take chunks in turn */
     int add;
 } product_t;
 
 static void product_chunk(const void *job, size_t index, size_t thread) {
     const product_t *p = job;
     const linear_t *l = p->l;
-    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, groups = (p->rows + ROWS - 1) / ROWS;
+    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, strips = (p->rows + GROUPS * ROWS - 1) / (GROUPS * ROWS);
     (void)thread;
-    for (size_t b = index * p->chunk; b < (index + 1) * p->chunk && b < blocks; b++) {
+    const size_t end = (index + 1) * p->chunk < blocks ? (index + 1) * p->chunk : blocks, further = (index + p->threads) * p->chunk;
+    for (size_t b = index * p->chunk; b < end; b++) {
         const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
-        for (size_t row = 0, g = 0; g < groups; g++) {
-            const size_t take = (p->rows - row + groups - g - 1) / (groups - g);
-            float sums[ROWS * OUTPUTS];
-            const char *w = l->weight + n * l->inputs * l->size;
+        for (size_t row = 0, s = 0; s < strips; s++) {
+            const size_t take = (p->rows - row + strips - s - 1) / (strips - s);
+            float sums[GROUPS * ROWS * OUTPUTS];
+            const size_t then = b + 1 < end ? b + 1 : further < blocks ? further : b;
+            const char *w = l->weight + n * l->inputs * l->size, *next = l->weight + then * OUTPUTS * l->inputs * l->size;
             if (l->size == BYTE)
-                block(take, BYTE, w, p->x + row * l->inputs, sums, l->inputs);
+                strip(take, BYTE, w, next, p->x + row * l->inputs, sums, l->inputs);
             else if (l->size == HALF)
-                block(take, HALF, w, p->x + row * l->inputs, sums, l->inputs);
+                strip(take, HALF, w, next, p->x + row * l->inputs, sums, l->inputs);
             else
-                block(take, SINGLE, w, p->x + row * l->inputs, sums, l->inputs);
+                strip(take, SINGLE, w, next, p->x + row * l->inputs, sums, l->inputs);
             for (size_t r = 0; r < take; r++)
                 for (size_t j = 0; j < valid; j++) {
                     float *to = p->y + (row + r) * l->outputs + n + j;
@@ -286,8 +357,8 @@ static void product_chunk(const void *job, size_t index, size_t thread) {
 }
 
 static void linear(const linear_t *l, const float *x, float *y, size_t rows, int add) {
-    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, most = atomic_load(&pool.threads) * CHUNKS;
-    const product_t product = {l, x, y, rows, (blocks + most - 1) / most, add};
+    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, threads = atomic_load(&pool.threads), most = threads * CHUNKS;
+    const product_t product = {l, x, y, rows, (blocks + most - 1) / most, threads, add};
     share(product_chunk, &product, (blocks + product.chunk - 1) / product.chunk);
 }
 
