@@ -179,7 +179,7 @@ class Pass:
     results: Ints
     """[m] Row of the result that each scored token becomes; ascending, so 0 .. m - 1 when there is one pass."""
     groups: tuple[Group, ...]
-    """Of all rows; none where attention needs none."""
+    """Of all rows."""
     written: tuple[tuple[int, int, int], ...]
     """Per row that is more than padding: slot, first cell, last cell + 1."""
     rows: int
@@ -199,9 +199,8 @@ class _Piece:
     """Row of the pass's result for the first wanted token."""
 
 
-def pack(feeds: Sequence[Feed], call_cost: int | None) -> Pass:
-    """All feeds in one pass, without padding. `call_cost`: what a call of attention costs besides its queries, in queries;
-    None: attention needs no groups."""
+def pack(feeds: Sequence[Feed], call_cost: int) -> Pass:
+    """All feeds in one pass, without padding. `call_cost`: what a call of attention costs besides its queries, in queries."""
     pieces = sorted(_pieces(feeds), key=lambda piece: piece.slot)
     lengths = [len(piece.tokens) for piece in pieces]
     ends = list(itertools.accumulate(lengths))
@@ -209,7 +208,7 @@ def pack(feeds: Sequence[Feed], call_cost: int | None) -> Pass:
     spans = sorted((piece.result, piece.rows, end) for piece, end in zip(pieces, ends, strict=True))
     wanted = [index for _, rows, end in spans for index in range(end - rows, end)]
     written = tuple((piece.slot, piece.start, piece.start + len(piece.tokens)) for piece in pieces)
-    groups = () if call_cost is None else _groups(pieces, written, lengths, ends, call_cost)
+    groups = _groups(pieces, written, lengths, ends, call_cost)
     return Pass(
         np.fromiter(itertools.chain.from_iterable(piece.tokens for piece in pieces), np.int64, ends[-1]),
         positions,

@@ -27,7 +27,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from specwire.lm import native
 from specwire.lm.kv_slots import KVSlots
 from specwire.lm.linear import GatedMLP, Maker, is_silu, make_linear
-from specwire.lm.native_layers import Heads, LayerParts, NativeLayers
+from specwire.lm.native_layers import Ends, Heads, LayerParts, NativeLinear, NativeModel
 
 _BODIES = {
     modeling_llama.LlamaModel: (modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm),
@@ -97,7 +97,7 @@ class _Layer(nn.Module):
 class FusedBody(nn.Module):
     """Stands in for `LlamaModel` and its like: tokens to hidden states, through our cache."""
 
-    def __init__(self, make: Maker | None, body: Any, capacity: int, strict: bool, library: ctypes.CDLL | None) -> None:
+    def __init__(self, make: Maker | None, body: Any, capacity: int, strict: bool) -> None:
         super().__init__()
         self.embed_tokens = body.embed_tokens
         # One table serves every pass: kinds that change with the length of the text are refused (`hf_model.check_supported`).
@@ -111,10 +111,9 @@ class FusedBody(nn.Module):
             self.layers.append(_Layer(make, layer, strict))
             body.layers[index] = nn.Identity()  # its weights go now, so that memory holds one layer twice, not all
         self.norm = _norm(body.norm, strict)
-        self.native = self._compiled(library) if library is not None else None
-        """All layers as one call, where the device has it; then no row's result depends on others."""
 
-    def _compiled(self, library: ctypes.CDLL) -> NativeLayers:
+    def compiled(self, library: ctypes.CDLL, head: NativeLinear, kv: KVSlots) -> NativeModel:
+        """The whole model as one call; its linear layers are compiled. `head`: hidden states to scores."""
         layers: list[Any] = list(self.layers)
         parts = [
             LayerParts(
@@ -131,13 +130,12 @@ class FusedBody(nn.Module):
         ]
         first = layers[0]
         heads = Heads(first.heads, first.kv_heads, first.head_dim, first.scaling)
-        return NativeLayers(library, parts, self.norm.weight, self.norm.eps, self._cos, self._sin, heads)
+        ends = Ends(self.embed_tokens.weight.detach(), self.norm.weight, self.norm.eps, self._cos, self._sin)
+        return NativeModel(library, ends, parts, heads, head, kv)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, kv: KVSlots) -> torch.Tensor:
         """[tokens] each -> [tokens, hidden]."""
         states = self.embed_tokens(tokens)
-        if self.native is not None:
-            return self.native(states, kv.slots, positions, kv)
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         for layer in self.layers:
             states = layer(states, cos, sin, kv)
@@ -146,26 +144,25 @@ class FusedBody(nn.Module):
 
 
 def compiled_library(model: PreTrainedModel) -> ctypes.CDLL | None:
-    """What runs this model's layers as one call; None: it is of another architecture or dtype, of sizes that do not fit, not on a
+    """What runs this model's steps as one call; None: it is of another architecture or dtype, of sizes that do not fit, not on a
     CPU, or the library cannot be had."""
     body = getattr(model, model.base_model_prefix)
     if model.dtype is not torch.float32 or model.device.type != "cpu" or not _is_known(body):
+        return None
+    if type(model.get_output_embeddings()) is not nn.Linear or type(body.embed_tokens) is not nn.Embedding:
         return None
     first = body.layers[0]
     sizes = first.self_attn.head_dim, first.mlp.down_proj.in_features, first.mlp.down_proj.out_features
     return native.load() if all(size % native.LANES == 0 for size in sizes) else None
 
 
-def fuse(
-    model: PreTrainedModel, make: Maker | None, capacity: int, strict: bool, library: ctypes.CDLL | None = None
-) -> None:
+def fuse(model: PreTrainedModel, make: Maker | None, capacity: int, strict: bool) -> None:
     """Replaces the model's body by a `FusedBody` where its architecture is known; takes its weights over. `make`: see
-    `linear_maker`. `capacity`: positions there will ever be. `strict`: no row's result may depend on others. `library`: see
-    `compiled_library`."""
+    `linear_maker`. `capacity`: positions there will ever be. `strict`: no row's result may depend on others."""
     body = getattr(model, model.base_model_prefix)
     if _is_known(body):
         with torch.inference_mode():
-            setattr(model, model.base_model_prefix, FusedBody(make, body, capacity, strict, library))
+            setattr(model, model.base_model_prefix, FusedBody(make, body, capacity, strict))
 
 
 def _is_known(body: Any) -> bool:

@@ -52,10 +52,8 @@ class KVSlots(Cache):  # type: ignore[misc]
 
     def begin(self, forward: Pass) -> tuple[torch.Tensor, torch.Tensor]:
         """Prepares one pass; returns its token ids and positions, [n] each, on the device."""
-        for slot, first, end in forward.written:
-            if first == 0 and self._ever_written[slot]:
-                self._wipe(slot)
-            self._ever_written[slot] = max(self._ever_written[slot], end)
+        for row in forward.written:
+            self.open(*row)
         # one transfer for all small integers of the pass
         parts = [forward.tokens, forward.positions, forward.cells, forward.slots, forward.wanted]
         parts += [index for group in forward.groups if group.ragged for index in _padding(group)]
@@ -68,6 +66,12 @@ class KVSlots(Cache):  # type: ignore[misc]
         self._write_index: dict[int, torch.Tensor] = {}
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
         return tokens, self._positions
+
+    def open(self, slot: int, first: int, end: int) -> None:
+        """These cells of a slot are about to be written."""
+        if first == 0 and self._ever_written[slot]:
+            self._wipe(slot)
+        self._ever_written[slot] = max(self._ever_written[slot], end)
 
     def __enter__(self) -> KVSlots:
         _active.kv = self

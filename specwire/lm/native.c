@@ -65,21 +65,25 @@ typedef struct {
     size_t hidden, heads, kv_heads, head_dim, cells_per_slot, num_layers;
     float eps, scaling;
     const layer_t *layers;
+    const float *embeddings; /* [vocabulary, hidden] */
+    linear_t head;
     const float *last_norm;  /* [hidden] */
     const float *cos, *sin;  /* [positions, head_dim]; the first half of sin negated */
 } body_t;
 
-/* Memory of one pass of `rows` tokens, ordered by slot and position. */
+/* One pass of `rows` tokens, ordered by slot and position, and its memory. */
 typedef struct {
-    size_t rows;
-    const int64_t *slots, *positions; /* [rows] */
-    float *states;                    /* [rows, hidden]: in and out */
-    float *normed;                    /* [rows, hidden] */
-    float *wide;                      /* [rows, the most outputs] */
-    float *mixed;                     /* [rows, (heads + 2 * kv_heads) * head_dim] */
-    float *narrow;                    /* [rows, the most inputs] */
-    float *scores;                    /* [threads, UNIT_TOKENS * heads / kv_heads, cells per slot rounded up to LANES] */
-    int64_t *units;                   /* [rows + 1] */
+    size_t rows, wanted_rows;
+    const int64_t *tokens, *slots, *positions; /* [rows] */
+    const int64_t *wanted;                     /* [wanted_rows]: tokens whose scores are asked for */
+    float *result;                             /* [wanted_rows, outputs of the head] */
+    float *states;                             /* [rows, hidden] */
+    float *normed;                             /* [rows, hidden] */
+    float *wide;                               /* [rows, the most outputs] */
+    float *mixed;                              /* [rows, (heads + 2 * kv_heads) * head_dim] */
+    float *narrow;                             /* [rows, the most inputs] */
+    float *scores;                             /* [threads, UNIT_TOKENS * heads / kv_heads, cells per slot rounded up to LANES] */
+    int64_t *units;                            /* [rows + 1] */
 } pass_t;
 
 INLINE float sum_of_lanes(__m256 v) {
@@ -570,9 +574,12 @@ void specwire_linear(const linear_t *l, const float *x, float *y, size_t rows, i
     leave();
 }
 
+/* Tokens to scores. */
 void specwire_forward(const body_t *body, const pass_t *pass, int threads) {
-    const size_t rows = pass->rows, units = cut_into_units(pass), pieces = (rows + PIECE - 1) / PIECE;
+    const size_t rows = pass->rows, hidden = body->hidden, units = cut_into_units(pass), pieces = (rows + PIECE - 1) / PIECE;
     enter(threads);
+    for (size_t r = 0; r < rows; r++)
+        memcpy(pass->states + r * hidden, body->embeddings + pass->tokens[r] * hidden, hidden * sizeof(float));
     for (const layer_t *layer = body->layers; layer < body->layers + body->num_layers; layer++) {
         const work_t attention = {body, layer, pass, layer->before_attention}, mlp = {body, layer, pass, layer->before_mlp};
         share(norm_states, &attention, pieces);
@@ -585,7 +592,8 @@ void specwire_forward(const body_t *body, const pass_t *pass, int threads) {
         share(gate, &mlp, pieces);
         linear(&layer->down, pass->narrow, pass->states, rows, 1);
     }
-    for (float *row = pass->states; row < pass->states + rows * body->hidden; row += body->hidden)
-        norm(row, body->last_norm, row, body->hidden, body->eps);
+    for (size_t r = 0; r < pass->wanted_rows; r++)
+        norm(pass->states + pass->wanted[r] * hidden, body->last_norm, pass->normed + r * hidden, hidden, body->eps);
+    if (pass->wanted_rows) linear(&body->head, pass->normed, pass->result, pass->wanted_rows, 0);
     leave();
 }

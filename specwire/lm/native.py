@@ -68,7 +68,8 @@ class Body(ctypes.Structure):
         *((name, Size) for name in ("hidden", "heads", "kv_heads", "head_dim", "cells_per_slot", "num_layers")),
         ("eps", ctypes.c_float),
         ("scaling", ctypes.c_float),
-        *((name, Address) for name in ("layers", "last_norm", "cos", "sin")),
+        *(("layers", Address), ("embeddings", Address), ("head", Linear)),
+        *((name, Address) for name in ("last_norm", "cos", "sin")),
     )
 
 
@@ -76,11 +77,9 @@ class Pass(ctypes.Structure):
     """`pass_t`."""
 
     _fields_ = (
-        ("rows", Size),
-        *(
-            (name, Address)
-            for name in ("slots", "positions", "states", "normed", "wide", "mixed", "narrow", "scores", "units")
-        ),
+        *((name, Size) for name in ("rows", "wanted_rows")),
+        *((name, Address) for name in ("tokens", "slots", "positions", "wanted", "result")),
+        *((name, Address) for name in ("states", "normed", "wide", "mixed", "narrow", "scores", "units")),
     )
 
 

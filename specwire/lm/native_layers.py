@@ -1,4 +1,4 @@
-"""Layers that run on `native.c`: on a CPU, weights in int8, float16 or float32, arithmetic in float32, all layers as one call.
+"""A model that runs on `native.c`: on a CPU, weights in int8, float16 or float32, arithmetic in float32, a step as one call.
 
 Law. A row's result is the same to the last bit whatever other rows there are, whatever the number of threads, and however its
 text was cut into passes. C checks nothing: shapes and types are checked here, and what an address was given of is kept alive.
@@ -7,6 +7,8 @@ text was cut into passes. C checks nothing: shapes and types are checked here, a
 from __future__ import annotations
 
 import ctypes
+import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +20,7 @@ from torch import nn
 from specwire.lm import native
 from specwire.lm.int8 import quantize
 from specwire.lm.native import LANES, UNIT_TOKENS
+from specwire.lm.port import Feed
 
 
 class NativeLinear(nn.Module):
@@ -93,94 +96,120 @@ class Heads:
     """What a product of query and key is multiplied by."""
 
 
-class NativeLayers:
-    """All layers and the last norm, as one call."""
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What stands before and after the layers."""
+
+    embeddings: torch.Tensor
+    """[vocabulary, hidden]"""
+    last_norm: torch.Tensor
+    """[hidden]"""
+    eps: float
+    """Of all norms."""
+    cos: torch.Tensor
+    """[positions, 1, head_dim]"""
+    sin: torch.Tensor
+    """The same, its first half negated."""
+
+
+class NativeModel:
+    """A whole step, from tokens to scores, as one call. Between two long calls little else is done: whatever runs then, torch's
+    own operations most of all, has left every cache while the weights passed by."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
+        ends: Ends,
         layers: Sequence[LayerParts],
-        last_norm: torch.Tensor,
-        eps: float,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
         heads: Heads,
+        head: NativeLinear,
+        kv: Storage,
     ) -> None:
-        """`last_norm` [hidden]; `cos`, `sin` [positions, 1, head_dim], the first half of `sin` negated."""
-        hidden, mixed = last_norm.numel(), (heads.queries + 2 * heads.keys) * heads.dim
+        """`head`: hidden states to scores. `kv`: the cache; there is no other for these layers ever after."""
+        hidden, mixed = ends.last_norm.numel(), (heads.queries + 2 * heads.keys) * heads.dim
         assert heads.dim % LANES == 0
         assert heads.queries % heads.keys == 0
-        assert cos.shape[1:] == sin.shape[1:] == (1, heads.dim)
+        assert ends.cos.shape[1:] == ends.sin.shape[1:] == (1, heads.dim)
+        assert ends.embeddings.shape[1] == head.in_features == hidden
         for each in layers:
             assert (each.qkv.in_features, each.qkv.out_features) == (hidden, mixed)
             assert (each.out.in_features, each.out.out_features) == (heads.queries * heads.dim, hidden)
             assert (each.gate_up.in_features, each.gate_up.out_features) == (hidden, 2 * each.down.in_features)
             assert each.down.out_features == each.before_attention.numel() == each.before_mlp.numel() == hidden
             assert all(norm is None or norm.numel() == heads.dim for norm in (each.query_norm, each.key_norm))
-        self._library = library
-        self._parts = layers
-        self._tables = last_norm, cos, sin
-        self._hidden, self._eps, self._heads = hidden, eps, heads
         narrow = max(max(each.out.in_features, each.down.in_features) for each in layers)
         wide = max(each.gate_up.out_features for each in layers)
-        self._widths = self._hidden, wide, mixed, narrow
-        self._body: native.Body | None = None
-        self._kv: Storage | None = None
-        self._storage: list[torch.Tensor] = []
-        self._scratch = torch.empty(0, dtype=torch.float32, device="cpu")
-
-    def __call__(self, states: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, kv: Storage) -> torch.Tensor:
-        """`states` [n, hidden], which is overwritten and returned; `slots`, `positions` [n], in the order of both and within the
-        cache, as `feeds.py` makes them."""
-        rows, threads, heads = len(states), torch.get_num_threads(), self._heads
-        assert states.shape == (rows, self._hidden)
-        assert slots.shape == positions.shape == (rows,)
-        assert slots.dtype == positions.dtype == torch.int64
-        if self._body is None:
-            self._body = self._bind(kv)
-        assert kv is self._kv
-        row_of_scores = -(-self._body.cells_per_slot // LANES) * LANES
-        scores = threads * UNIT_TOKENS * (heads.queries // heads.keys) * row_of_scores
-        units = 2 * (rows + 1)  # of 64 bits
-        addresses = self._addresses([*(rows * width for width in self._widths), scores, units])
-        work = native.Pass(rows, slots.data_ptr(), positions.data_ptr(), _address(states), *addresses)
-        self._library.specwire_forward(self._body, work, threads)
-        return states
-
-    def _addresses(self, sizes: Sequence[int]) -> list[int]:
-        """Room for so many float32 numbers each, used by one pass after the other."""
-        sizes = [-(-size // LANES) * LANES for size in sizes]
-        if self._scratch.numel() < sum(sizes):
-            self._scratch = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
-        first = self._scratch.data_ptr()
-        return [first + self._scratch.itemsize * sum(sizes[:n]) for n in range(len(sizes))]
-
-    def _bind(self, kv: Storage) -> native.Body:
-        """The layers over one cache; there is no other for these layers ever after."""
-        self._kv = kv
-        self._storage = [kv.both(index, 2 * self._heads.keys, self._heads.dim) for index in range(len(self._parts))]
-        layers = (native.Layer * len(self._parts))()
-        for layer, parts, storage in zip(layers, self._parts, self._storage, strict=True):
+        self._library, self._kv = library, kv
+        self._widths = hidden, hidden, wide, mixed, narrow
+        self._columns = head.out_features
+        self._storage = [kv.both(index, 2 * heads.keys, heads.dim) for index in range(len(layers))]
+        self._cells = self._storage[0].shape[-2]
+        self._scores = UNIT_TOKENS * (heads.queries // heads.keys) * (-(-self._cells // LANES) * LANES)  # of a thread
+        assert self._cells <= 1 + min(len(ends.cos), len(ends.sin))
+        self._layers = (native.Layer * len(layers))()
+        self._body = native.Body(
+            *(hidden, heads.queries, heads.keys, heads.dim, self._cells, len(layers)),
+            *(ends.eps, heads.scaling, ctypes.addressof(self._layers), _address(ends.embeddings), head.structure),
+            *map(_address, (ends.last_norm, ends.cos, ends.sin)),
+        )
+        for layer, parts, storage in zip(self._layers, layers, self._storage, strict=True):
             for name in ("qkv", "out", "gate_up", "down"):
                 setattr(layer, name, getattr(parts, name).structure)
             for name in ("before_attention", "before_mlp", "query_norm", "key_norm"):
                 setattr(layer, name, _address(getattr(parts, name)))
             layer.cells = _address(storage)
-        cells_per_slot = self._storage[0].shape[-2]
-        assert cells_per_slot <= 1 + min(len(table) for table in self._tables[1:])
-        sizes = self._hidden, self._heads.queries, self._heads.keys, self._heads.dim, cells_per_slot, len(layers)
-        body = native.Body(
-            *sizes, self._eps, self._heads.scaling, ctypes.addressof(layers), *map(_address, self._tables)
+        self._kept = ends, layers, head  # as long as their addresses are in use
+        self._scratch = torch.empty(0, dtype=torch.float32, device="cpu")
+
+    def __call__(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Scores of the wanted rows, [sum(rows), columns], in the order of feeds that `SlotLengths` has found right."""
+        tokens: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        ends: dict[int, int] = {}
+        for feed in feeds if len(feeds) == 1 else sorted(feeds, key=_slot):
+            count = len(feed.tokens)
+            self._kv.open(feed.slot, feed.start, feed.start + count)
+            tokens += feed.tokens
+            slots += [feed.slot] * count
+            positions += range(feed.start, feed.start + count)
+            ends[feed.slot] = len(tokens)
+        wanted = [row for feed in feeds for row in range(ends[feed.slot] - feed.rows, ends[feed.slot])]
+        assert max(positions) < self._cells
+        rows, threads = len(tokens), torch.get_num_threads()
+        numbers = array("q", tokens + slots + positions + wanted)
+        first, _ = numbers.buffer_info()
+        result = torch.empty(len(wanted), self._columns, dtype=torch.float32, device="cpu")
+        work = native.Pass(
+            *(rows, len(wanted)),
+            *(first + numbers.itemsize * rows * n for n in range(4)),
+            _address(result),
+            *self._addresses([*(rows * width for width in self._widths), threads * self._scores, 2 * (rows + 1)]),
         )
-        body.kept = layers  # as long as its address is in use
-        return body
+        self._library.specwire_forward(self._body, work, threads)
+        return result
+
+    def _addresses(self, sizes: Sequence[int]) -> list[int]:
+        """Room for so many numbers of 32 bits each, used by one pass after the other."""
+        sizes = [-(-size // LANES) * LANES for size in sizes]
+        if self._scratch.numel() < sum(sizes):
+            self._scratch = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
+        first, size = self._scratch.data_ptr(), self._scratch.itemsize
+        return [first + size * offset for offset in itertools.accumulate(sizes[:-1], initial=0)]
 
 
 class Storage(Protocol):
     """Where keys and values lie."""
 
+    def open(self, slot: int, first: int, end: int) -> None:
+        """These cells of a slot are about to be written."""
+
     def both(self, layer: int, heads: int, head_dim: int) -> torch.Tensor:
         """[slots, heads, cells, head_dim] float32, keys before values, always the same tensor."""
+
+
+def _slot(feed: Feed) -> int:
+    return feed.slot
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

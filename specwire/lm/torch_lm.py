@@ -17,6 +17,7 @@ from specwire.lm.feeds import Pass, SlotLengths, as_pass, pack, plan, plan_fixed
 from specwire.lm.fused import FusedBody, compiled_library, fuse
 from specwire.lm.kv_slots import KVSlots, attend
 from specwire.lm.linear import linear_maker, prepare_linears
+from specwire.lm.native_layers import NativeModel
 from specwire.lm.port import Feed, ModelSpec
 
 # What a pass costs besides its tokens, in tokens: (time of one token) / (time of one more), see linear.py for two cores.
@@ -63,7 +64,7 @@ class TorchModel:
         make = linear_maker(model.dtype, self._device, stored, aligned=strict, library=library)
         _trim_head(model, self._columns)
         if fused:
-            fuse(model, make, spec.max_context, strict, library)
+            fuse(model, make, spec.max_context, strict)
         prepare_linears(model, make)
         compat.use_attention(model, "specwire_slots", attend)
         self._head = model.get_output_embeddings()
@@ -72,6 +73,10 @@ class TorchModel:
         self._body = getattr(model, model.base_model_prefix)
         self._cache_argument = compat.cache_argument(model)
         self._kv = KVSlots(num_slots, spec.max_context, self._device)
+        self._native: NativeModel | None = None
+        if library is not None:
+            assert len(self._body.embed_tokens.weight) >= spec.vocab_size
+            self._native = self._body.compiled(library, self._head, self._kv)
 
     def __repr__(self) -> str:
         layers = "compiled" if self.compiled else type(self._body).__name__
@@ -93,6 +98,12 @@ class TorchModel:
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         self._lengths.check(feeds)
         self._lengths.begin(feeds)
+        if self._native is not None:
+            scores = self._native(feeds)
+            if self._holes is not None:
+                scores.index_fill_(1, self._holes, float("-inf"))
+            self._lengths.end(feeds)
+            return scores
         passes = self._passes(feeds)
         num_rows = sum(feed.rows for feed in feeds)
         with torch.no_grad(), self._kv:
@@ -109,8 +120,6 @@ class TorchModel:
 
     def _passes(self, feeds: Sequence[Feed]) -> list[Pass]:
         """In the order in which they must run."""
-        if self.compiled:
-            return [pack(feeds, None)]
         if self._strict_width is not None:
             rectangles = plan_fixed(feeds, self.capacity, self._num_slots, self._strict_width)
         elif isinstance(self._body, FusedBody):
