@@ -17,7 +17,7 @@ from specwire.law.tasks import Failure, ProposeTask, Task
 from specwire.law.values import Block, Source, SparseLaw
 from specwire.lm.port import ModelSpec
 from specwire.wire.stopwatch import now_ns
-from specwire.worker.jobs import Job, samples
+from specwire.worker.jobs import Job
 from specwire.worker.limits import check_task
 from specwire.worker.shares import Claim, share
 from specwire.worker.stepper import Done, Due, Part, Plan, StepResult
@@ -57,6 +57,10 @@ class DraftStepper:
         """The proposer's own."""
         return self._proposer.num_slots
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The proposer's own."""
+        self._proposer.copy(source, target, length)
+
     def check(self, task: Task) -> None:
         """Limits of context, append and vocabulary. Asking for too long a block is fine: it comes out shorter."""
         if not isinstance(task, ProposeTask):
@@ -79,9 +83,7 @@ class DraftStepper:
         task, session = job.task, job.session
         assert isinstance(task, ProposeTask)
         assert session is not None
-        filled = session.filled
-        if not job.begun:
-            filled = min(filled, task.keep, task.base - 1 if samples(task) else task.base)
+        filled = session.filled if job.begun else session.standing(task)
         drafted = len(job.partial.tokens) if job.partial else 0
         final = 1 if self.length(task) > drafted else 0
         return Claim(key, task.base + drafted - filled - final, final)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specwire.law.tasks import Task, VerifyTask
+from specwire.law.tasks import VerifyTask
 from specwire.worker.jobs import Job
 from specwire.worker.shares import Claim, share
 from specwire.worker.stepper import Due, Part, Plan
@@ -36,13 +36,7 @@ def cached(job: Job) -> int:
     assert job.session is not None
     if job.begun:
         return job.session.filled
-    return min(job.session.filled, job.task.keep, last_needed(job.task))
-
-
-def last_needed(task: Task) -> int:
-    """Beyond this many tokens the cache is of no use to the task: the last confirmed token's row is wanted."""
-    assert isinstance(task, VerifyTask)
-    return task.base if task.prefill_only else task.base - 1
+    return job.session.standing(job.task)
 
 
 def linger_until(

@@ -51,6 +51,10 @@ class TargetStepper:
         """The model's own."""
         return self._model.num_slots
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The model's own."""
+        self._model.copy(source, target, length)
+
     def check(self, task: Task) -> None:
         """Limits of context, block, append and vocabulary."""
         if not isinstance(task, VerifyTask):

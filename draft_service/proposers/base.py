@@ -71,5 +71,8 @@ class Proposer(Protocol):
     def num_slots(self) -> int:
         """Sequences it can hold. Does not mutate."""
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Slot `target` holds the first `length` tokens of slot `source` from now on, and nothing else."""
+
     def advance(self, lines: Sequence[Line]) -> Advance:
         """One step of all sequences. Mutates their slots. Raises whatever the model raises; then all lines failed."""

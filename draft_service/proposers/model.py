@@ -40,6 +40,10 @@ class ModelProposer:
         """The model's own."""
         return self._model.num_slots
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The model's own."""
+        self._model.copy(source, target, length)
+
     def advance(self, lines: Sequence[Line]) -> Advance:
         """See the port."""
         began = now_ns()

@@ -1,4 +1,4 @@
-"""The bookkeeping of a batched pass: who holds which slot, which feeds are allowed, how feeds become passes. No tensors.
+"""The bookkeeping of a batched pass: what slots hold, which feeds are allowed, how feeds become passes. No tensors.
 
 Law. Layers of our own (`fused.py`) take any feeds in one pass, token after token: only attention knows rows, and meets them in
 groups of neighbouring slots (`pack`). Other layers need rectangles (`plan`), and so does a shape that never changes
@@ -10,7 +10,6 @@ later rectangle than the pieces before it.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,41 +20,6 @@ import numpy.typing as npt
 from specwire.lm.port import Feed
 
 Ints = npt.NDArray[np.int64]
-
-
-class SlotTable:
-    """Which slots are free. The lowest free slot goes first, so that busy slots stay next to each other."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots))  # a sorted list is a heap
-        self._held = [False] * num_slots
-
-    def __repr__(self) -> str:
-        return f"SlotTable(held={sum(self._held)} free={len(self._free)})"
-
-    @property
-    def num_free(self) -> int:
-        """Slots that acquire() can still give."""
-        return len(self._free)
-
-    def acquire(self) -> int | None:
-        """The lowest free slot, or None when all are held."""
-        if not self._free:
-            return None
-        slot = heapq.heappop(self._free)
-        self._held[slot] = True
-        return slot
-
-    def release(self, slot: int) -> None:
-        """Gives back a held slot. ValueError when it is not held: a slot freed twice would serve two sequences."""
-        if not 0 <= slot < len(self._held) or not self._held[slot]:
-            raise ValueError(f"slot {slot} is not held")
-        self._held[slot] = False
-        heapq.heappush(self._free, slot)
-
-    def check(self) -> None:
-        """Every slot is either held or free, once."""
-        assert sorted(self._free) == [slot for slot, held in enumerate(self._held) if not held]
 
 
 class SlotLengths:
@@ -102,6 +66,15 @@ class SlotLengths:
     def clear(self) -> None:
         """Every slot is empty."""
         self._lengths = [0] * len(self._lengths)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """`target` is about to hold the first `length` tokens of `source`, and nothing else. Raises ValueError where it cannot."""
+        for slot in (source, target):
+            if not 0 <= slot < len(self._lengths):
+                raise ValueError(f"slot {slot} does not exist, there are {len(self._lengths)}")
+        if source == target or not 0 <= length <= self._lengths[source]:
+            raise ValueError(f"slot {source} holds {self._lengths[source]} tokens, not {length} for slot {target}")
+        self._lengths[target] = length
 
     def begin(self, feeds: Sequence[Feed]) -> None:
         """The pass is about to write: what a slot held from a feed's start on is gone, even if the pass fails."""

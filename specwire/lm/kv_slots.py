@@ -6,7 +6,8 @@ slot. What lies beyond a row's position is never seen, so cutting back is writin
 end takes padding (see `feeds.py`). Nothing of the size of a slot is allocated or copied in a pass: neighbouring slots are read
 as one view.
 
-A slot is wiped when a sequence starts in it: an old not-a-number would survive masking, since zero times it is not zero.
+A slot is wiped when a sequence starts in it, or is copied to it: an old not-a-number would survive masking, since zero times it
+is not zero. A sequence may also go on from the beginning of another that ended without one.
 """
 
 from __future__ import annotations
@@ -72,6 +73,15 @@ class KVSlots(Cache):  # type: ignore[misc]
         if first == 0 and self._ever_written[slot]:
             self._wipe(slot)
         self._ever_written[slot] = max(self._ever_written[slot], end)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first cells of a slot to another, which holds nothing else afterwards."""
+        if self._ever_written[target]:
+            self._wipe(target)
+        for layer in (self._keys, self._values):
+            for storage in layer.values():
+                storage[target, :, :length] = storage[source, :, :length]
+        self._ever_written[target] = length
 
     def __enter__(self) -> KVSlots:
         _active.kv = self

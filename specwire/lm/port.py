@@ -78,5 +78,9 @@ class LanguageModel(Protocol):
         Raises ValueError on a feed that breaks the above, before anything is written. The next call may overwrite the result.
         Blocks until the scores are readable on CPU models; on CUDA it is asynchronous."""
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Slot `target` holds the first `length` tokens of slot `source` from now on, and nothing else. Raises ValueError, before
+        anything is changed, where `source` holds fewer or is `target`."""
+
     def synchronize(self) -> None:
         """Waits until the device has done all that was asked of it, for honest timing. No-op on CPU."""

@@ -77,6 +77,10 @@ class TableModel:
     def capacity(self) -> int:
         return self._capacity
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._lengths.copy(source, target, length)
+        self._cells[target, :length] = self._cells[source, :length]
+
     def synchronize(self) -> None:
         """Nothing runs behind the caller's back."""
 

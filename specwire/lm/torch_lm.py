@@ -91,6 +91,11 @@ class TorchModel:
     def capacity(self) -> int:
         return self.spec.max_context
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._lengths.copy(source, target, length)
+        with torch.no_grad():
+            self._kv.copy(source, target, length)
+
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -48,6 +48,9 @@ class WorkerConfig(BaseModel):
     """A step that takes longer makes the worker unhealthy."""
     drain_s: Seconds = 10.0
     """After SIGTERM: time for tasks at hand to be answered."""
+    prefix_caching: bool = True
+    """A prompt that begins like an earlier one is read from where they part. false: every prompt is read whole, for instance where
+    one user must not learn from the time of an answer what another has asked."""
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     """Port of /metrics on the bound host; 0 picks one. Default: none."""
     profile: bool = True

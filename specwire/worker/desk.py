@@ -58,8 +58,8 @@ class Delivery:
 class Desk:
     """Sessions, streams and the answers that wait to be handed over."""
 
-    def __init__(self, stepper: Stepper, max_lease_s: float, idle_s: float) -> None:
-        self.table = SessionTable(stepper.num_slots, idle_s)
+    def __init__(self, stepper: Stepper, max_lease_s: float, idle_s: float, *, prefix_caching: bool = True) -> None:
+        self.table = SessionTable(stepper.num_slots, idle_s, prefix_caching=prefix_caching)
         self._stepper = stepper
         self._max_lease_s = max_lease_s
         self._streams: dict[int, Stream] = {}  # incarnation -> its newest stream, while connected
@@ -132,6 +132,8 @@ class Desk:
         elif isinstance(outcome, Accept):
             if outcome.session.answered_ns:
                 job.away_ns = max(0, job.mark_ns - outcome.session.answered_ns)
+            if outcome.grant is not None and outcome.grant.source is not None:
+                self._stepper.copy(outcome.grant.source, outcome.grant.slot, len(outcome.grant.found))
             for old in outcome.overtaken:
                 self._refuse(old, outcome.session.place(Reason.STALE, "overtaken by a task of a later epoch"), now_ns)
 
@@ -210,7 +212,7 @@ class Desk:
 
     def _failed(self, job: Job, failure: Failure) -> Finished:
         task = job.task
-        others = self.table.drop(task.session)
+        others = self.table.drop(task.session, failed=True)
         gone = Refusal(Reason.LENGTH, detail="the session failed in an earlier task")
         self._give([_finished(other, _answer(other, gone)) for other in others if other is not job])
         return _finished(job, _answer(job, failure))
@@ -218,7 +220,7 @@ class Desk:
     def reset(self, failure: Failure) -> None:
         """The paperwork itself is broken: every task fails and every session is dropped, so that the worker can go on."""
         for session in self.table.ids():
-            self._give([_finished(job, _answer(job, failure)) for job in self.table.drop(session)])
+            self._give([_finished(job, _answer(job, failure)) for job in self.table.drop(session, failed=True)])
 
     # ---------------------------------------------------------------- answers
 

@@ -54,6 +54,8 @@ class Engine:
         max_lease_s: float,
         idle_s: float,
         hang_s: float,
+        *,
+        prefix_caching: bool = True,
     ) -> None:
         self.ready: Future[Stepper] = Future()
         self._build = build
@@ -62,6 +64,7 @@ class Engine:
         self._max_lease_s = max_lease_s
         self._idle_s = idle_s
         self._hang_s = hang_s
+        self._prefix_caching = prefix_caching
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._busy_since_ns: int | None = None
         self._failures = 0
@@ -130,7 +133,7 @@ class Engine:
         except BaseException as error:
             self.ready.set_exception(error)
             return
-        desk = Desk(stepper, self._max_lease_s, self._idle_s)
+        desk = Desk(stepper, self._max_lease_s, self._idle_s, prefix_caching=self._prefix_caching)
         self.ready.set_result(stepper)
         self._free_since_ns = now_ns()
         timeout: float | None = None

@@ -36,6 +36,8 @@ class Job:
     """Wall clock at its first step, for spans only. 0: not begun."""
     order: int = 0
     """Counts arrivals; the older of two jobs has the lower number."""
+    reused: int = 0
+    """Tokens of its text that the slot held already when the session's first task began."""
     begun: bool = False
     """The session's text was cut and extended for this task. Set by Session.begin, never unset."""
     session: Session | None = None

@@ -106,7 +106,10 @@ class WorkerServer:
         if self._spans is not None:
             self._watchers = (*self._watchers, WorkerTracing(role.name, config.name, self._spans))
         self._observers = Observers(self._watchers)
-        self.engine = Engine(self._build, loop, self._observers, config.max_lease_s, config.idle_s, config.hang_s)
+        self.engine = Engine(
+            *(self._build, loop, self._observers, config.max_lease_s, config.idle_s, config.hang_s),
+            prefix_caching=config.prefix_caching,
+        )
         try:
             await self._open(host)
         except BaseException:

@@ -15,6 +15,7 @@ from specwire.law.cursor import Prefix
 from specwire.law.tasks import Answer, Reason, Refusal, SessionId, Task
 from specwire.law.values import Opening
 from specwire.worker.jobs import Job, samples
+from specwire.worker.slots import common
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,8 @@ class Session:
     prefix: Prefix
     filled: int = 0
     """Tokens written to the cache slot. At most len(prefix), but while a draft runs ahead of the text in the front's task."""
+    found: tuple[int, ...] = ()
+    """Tokens that another text left in the slot. Its own has been their beginning so far; empty once something else is written."""
     deadline_ns: int | None = None
     """When its request is over, by the last task that said so and began. None: nobody said."""
     epoch: int = 0
@@ -75,22 +78,37 @@ class Session:
             return self.place(Reason.HASH)
         return None
 
+    def standing(self, task: Task) -> int:
+        """Tokens of the task's text that need not be computed when it begins. Beyond that the cache is of no use to it: a row of
+        scores belongs to the last confirmed token, so that one is always written (again)."""
+        stands = min(self.filled, task.keep)
+        if stands == task.keep and self.found:
+            stands += common(self.found[stands:], task.append)
+        return min(stands, task.base - 1 if samples(task) else task.base)
+
     def begin(self) -> None:
         """The front's first step: cuts and extends the text, forgets the stored answer."""
         assert self.front is not None
         assert not self.front.begun
         task = self.front.task
         self.deadline_ns = self.front.deadline_ns
+        written, self.filled = min(self.filled, task.keep), self.standing(task)
+        self.front.reused = max(0, self.filled - written)
+        if samples(task) or self.filled < task.base:
+            self.found = ()
         if task.opening is not None:
             self.opening = task.opening
             self.prefix = Prefix(task.opening.fingerprint())
         self.prefix.cut(task.keep)
         self.prefix.extend(task.append)
-        # A row of scores belongs to the last confirmed token, so that one is always written (again).
-        self.filled = min(self.filled, task.keep, task.base - 1 if samples(task) else task.base)
         self.epoch, self.number = task.epoch, task.number
         self.last = self.answer = None
         self.front.begun = True
+
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """What the slot holds for certain."""
+        return self.found or tuple(self.prefix.tokens[: self.filled])
 
     def finish(self, answer: Answer, tail: Iterable[int] = ()) -> None:
         """The front is done, and the cache holds its text. `tail`: the tokens that stand after its append."""

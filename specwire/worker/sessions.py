@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 from specwire.law.cursor import Prefix
 from specwire.law.tasks import Answer, Reason, Refusal, SessionId
-from specwire.lm.feeds import SlotTable
 from specwire.worker.jobs import Job, same_task
 from specwire.worker.leases import Leases
 from specwire.worker.session import Session
+from specwire.worker.slots import Grant, Slots
 
 MAX_BEHIND = 8
 """Tasks of one session that may wait behind the one in work."""
@@ -38,6 +38,8 @@ class Accept:
 
     session: Session
     overtaken: tuple[Job, ...] = ()
+    grant: Grant | None = None
+    """Of a new session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,10 @@ class Taken:
 class SessionTable:
     """All sessions of all coordinators at this worker."""
 
-    def __init__(self, num_slots: int, idle_s: float) -> None:
+    def __init__(self, num_slots: int, idle_s: float, *, prefix_caching: bool = True) -> None:
+        """`prefix_caching`: what a session leaves in its slot may serve the next whose text begins alike."""
         self._idle_s = idle_s
-        self._slots = SlotTable(num_slots)
+        self._slots = Slots(num_slots, remember=prefix_caching)
         self._sessions: dict[SessionId, Session] = {}
         self.leases = Leases()
 
@@ -122,15 +125,20 @@ class SessionTable:
         task = job.task
         if task.opening is None:
             return Refusal(Reason.LENGTH)
-        slot = self._slots.acquire()
-        if slot is None and self._evict(now):
-            slot = self._slots.acquire()
-        if slot is None:
+        grant = self._grant(job)
+        if grant is None and self._evict(now):
+            grant = self._grant(job)
+        if grant is None:
             return Refusal(Reason.NO_ROOM, detail=f"all {len(self._sessions)} cache slots are held")
-        session = Session(task.session, task.opening, slot, Prefix(task.opening.fingerprint()), touched=now)
+        text = Prefix(task.opening.fingerprint())
+        session = Session(task.session, task.opening, grant.slot, text, found=grant.found, touched=now)
         session.front, job.session = job, session
         self._sessions[task.session] = session
-        return Accept(session)
+        return Accept(session, grant=grant)
+
+    def _grant(self, job: Job) -> Grant | None:
+        busy = {session.slot: session.cached for session in self._sessions.values()}
+        return self._slots.acquire(job.task.append, busy)
 
     def _evict(self, now: float) -> bool:
         """Makes room at the cost of a replay at most: of the session that has been without a stream for longest, else of
@@ -170,12 +178,13 @@ class SessionTable:
         session.front = None
         return self.turn(session)
 
-    def drop(self, session: SessionId) -> tuple[Job, ...]:
-        """Forgets a session and frees its slot. Returns the jobs that die with it."""
+    def drop(self, session: SessionId, *, failed: bool = False) -> tuple[Job, ...]:
+        """Forgets a session and frees its slot. Returns the jobs that die with it. `failed`: what its slot holds is not to be
+        trusted."""
         known = self._sessions.pop(session, None)
         if known is None:
             return ()
-        self._slots.release(known.slot)
+        self._slots.release(known.slot, () if failed else known.cached)
         jobs = (known.front, *known.behind) if known.front else ()
         known.front = None
         known.behind.clear()
@@ -217,9 +226,7 @@ class SessionTable:
 
     def check(self) -> None:
         """Raises AssertionError where the table contradicts itself. For tests."""
-        self._slots.check()
-        slots = [session.slot for session in self._sessions.values()]
-        assert len(set(slots)) == len(slots)
+        self._slots.check([session.slot for session in self._sessions.values()])
         for key, session in self._sessions.items():
             assert key == session.id
             assert not self.leases.closed(key)

@@ -84,5 +84,8 @@ class Stepper(Protocol):
         """Chooses among jobs, oldest first. `due`: sessions not here, all still to come. Does not mutate; called again when
         something arrives or the wait is over."""
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The model's own."""
+
     def run(self, parts: Sequence[Part]) -> StepResult:
         """Computes. The jobs have begun. Moves `filled` of their sessions; raises whatever the model raises."""

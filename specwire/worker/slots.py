@@ -1,0 +1,79 @@
+"""Cache slots: who holds them, and what texts free ones still hold, so that a text that begins alike need not be read again.
+
+Law. A slot that was given back with a text holds that text until it is given away again. A new text goes to a free slot that
+holds its beginning, if that is worth more than what is overwritten behind it; else to an empty one, lowest first, so that busy
+slots stay next to each other; else to the one that has been free for longest. In the latter two cases the beginning is copied
+from wherever it lies, busy or free. Who gets which slot depends on texts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+LEAST_COPIED = 8
+"""Tokens worth a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A slot for a new text."""
+
+    slot: int
+    found: tuple[int, ...] = ()
+    """Tokens that the slot holds, once the copy is made; the new text may part from them anywhere."""
+    source: int | None = None
+    """Slot from which the tokens found are to be copied first. None: they are there."""
+
+
+class Slots:
+    """All slots of one cache."""
+
+    def __init__(self, num_slots: int, *, remember: bool) -> None:
+        """`remember`: False forgets what a slot held when it is given back."""
+        self._num_slots = num_slots
+        self._remember = remember
+        self._free: dict[int, tuple[int, ...]] = dict.fromkeys(range(num_slots), ())
+        """What free slots hold, in the order in which they became free."""
+
+    def __repr__(self) -> str:
+        held = self._num_slots - len(self._free)
+        return f"Slots(held={held} free={len(self._free)} remembered={sum(map(len, self._free.values()))})"
+
+    def acquire(self, text: tuple[int, ...], busy: Mapping[int, tuple[int, ...]]) -> Grant | None:
+        """A slot for a text that begins with `text`; None: all are held. `busy`: tokens that held slots hold."""
+        if not self._free:
+            return None
+        known = {**self._free, **busy} if self._remember else {}
+        donor = max(known, key=lambda slot: common(known[slot], text), default=None)
+        found = 0 if donor is None else common(known[donor], text)
+        if donor in self._free and found and (2 * found >= len(self._free[donor]) or len(self._free) == 1):
+            return Grant(donor, self._free.pop(donor))
+        empty = [slot for slot, tokens in self._free.items() if not tokens]
+        slot = min(empty) if empty else next(slot for slot in self._free if slot != donor or len(self._free) == 1)
+        del self._free[slot]
+        if donor is None or found < LEAST_COPIED:
+            return Grant(slot)
+        return Grant(slot, known[donor][:found], donor)
+
+    def release(self, slot: int, tokens: tuple[int, ...]) -> None:
+        """Gives back a held slot that holds `tokens`. ValueError when it is not held: a slot freed twice would serve two texts."""
+        if slot in self._free or not 0 <= slot < self._num_slots:
+            raise ValueError(f"slot {slot} is not held")
+        self._free[slot] = tokens if self._remember else ()
+
+    def check(self, held: Sequence[int]) -> None:
+        """Every slot is either held or free, once."""
+        assert sorted([*self._free, *held]) == list(range(self._num_slots))
+
+
+def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Tokens that two texts have in common, from the first on."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # slices are compared without a loop of ours
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
