@@ -203,7 +203,7 @@ class Driver:
             draft = self.fleet.pick("draft") if spec.max_block > 0 and spec.method != "ngram" else None
             session.ledger = Ledger(
                 SessionId(self.incarnation, counter),
-                Opening(spec.law, spec.sampling, spec.seed, 0, len(spec.prompt)),
+                Opening(spec.law, spec.sampling, spec.seed, 0, len(spec.prompt), spec.private_prompt),
                 spec.prompt,
                 self.rounds.limits(target, draft),
                 with_draft=draft is not None,
@@ -321,7 +321,11 @@ class Driver:
         final = pb.Final(
             finish_reason=pb.FINISH_REASON_STOP if reason is FinishReason.STOP else pb.FINISH_REASON_LENGTH,
             text=text,
-            usage=pb.Usage(prompt_tokens=len(session.spec.prompt), completion_tokens=session.generated),
+            usage=pb.Usage(
+                prompt_tokens=len(session.spec.prompt),
+                completion_tokens=session.generated,
+                cached_tokens=session.cached_tokens,
+            ),
             seed=session.spec.seed,
             speculation=session.tally.message(),
             timing=clock.timing(),

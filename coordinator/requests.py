@@ -126,6 +126,7 @@ async def check_request(
         max_block=max_block,
         method=method,
         return_rounds=request.return_rounds,
+        private_prompt=request.private_prompt,
     )
 
 

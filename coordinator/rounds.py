@@ -273,6 +273,8 @@ class Rounds:
         journey = session.to_target
         way = passage(journey.ready_ns, journey.written_ns, received_ns, taken, answer, frame.step)
         commands = ledger.target_answered(answer, link.generation)
+        if not session.generated:  # later it is a replay
+            session.cached_tokens += answer.reused
         session.clock.target_passage(way)
         if len(commands) == 1 and isinstance(commands[0], Commit):
             self._commit(session, ledger, commands[0], block, frame, way, received_ns, taken)

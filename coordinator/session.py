@@ -40,6 +40,7 @@ class RequestSpec:
     method: str
     """auto, draft_model or ngram."""
     return_rounds: bool = False
+    private_prompt: bool = False
 
 
 @dataclass
@@ -123,6 +124,7 @@ class Session:
         """Drafts this session was taken away from: there it is closed, for good."""
         self.tally = Tally()
         self.generated = 0
+        self.cached_tokens = 0
         self.to_target = Journey()
         self.to_draft = Journey()
         self.draft_timer: asyncio.TimerHandle | None = None

@@ -124,6 +124,9 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="PROMPT is the whole text: no chat template.")] = False,
     ids: Annotated[bool, typer.Option("--ids", help="PROMPT is token ids: 1,2,3.")] = False,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    private_prompt: Annotated[
+        bool, typer.Option("--private-prompt", help="Read the prompt whole, and keep nothing of it for later prompts.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     show_rounds: Annotated[bool, typer.Option("--show-rounds", help="Then a table of rounds and of time.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds the whole request may take.")] = None,
@@ -153,6 +156,7 @@ def generate(
         "method": method,
         "law": law,
         "return_rounds": show_rounds,
+        "private_prompt": private_prompt,
     }
     ask.run(lifecycle.endpoint(address), fields, timeout, as_json)
 

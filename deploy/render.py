@@ -81,7 +81,7 @@ def summary(final: Final) -> str:
         f"{usage.completion_tokens} tokens in {seconds:.2f} s ({ratio(usage.completion_tokens, seconds)} per s, "
         f"first after {timing.time_to_first_token_us / 1e6:.2f} s)",
         speculation(spec),
-        f"{usage.prompt_tokens} prompt tokens",
+        f"{usage.prompt_tokens} prompt tokens" + (f", {usage.cached_tokens} cached" if usage.cached_tokens else ""),
         f"finish {final.finish_reason}" + (f" at {final.stop!r}" if final.stop is not None else ""),
         f"seed {final.seed}",
     ]

@@ -111,6 +111,7 @@ def make_request(
     law: str | None = None,
     return_rounds: bool = False,
     request_id: str = "",
+    private_prompt: bool = False,
 ) -> pb.GenerateRequest:
     """Builds a request. Raises InvalidArgument for what protobuf itself cannot hold; the server checks the rest."""
     given = [
@@ -125,7 +126,10 @@ def make_request(
     if law not in _LAWS:
         raise InvalidArgument("law", law, "shared_noise or rejection")
     request = pb.GenerateRequest(
-        ignore_eos=ignore_eos, return_rounds=return_rounds, request_id=_text("request_id", request_id)
+        ignore_eos=ignore_eos,
+        return_rounds=return_rounds,
+        request_id=_text("request_id", request_id),
+        private_prompt=private_prompt,
     )
     if prompt is not None:
         request.prompt = _text("prompt", prompt)

@@ -188,6 +188,7 @@ worker_steps | counter | steps | | Engine steps.
 worker_failed_steps | counter | steps | | Engine steps whose model raised.
 worker_rows | counter | rows | | Rows computed for verification, drafting or decoding.
 worker_prefill_rows | counter | rows | | Rows of prompts and replays computed.
+worker_reused_tokens | counter | tokens | | Tokens of prompts not computed, since the cache held them for another session.
 worker_tasks | counter | tasks | outcome | Tasks answered.
 worker_bad_laws | counter | tasks | | Tasks that failed on a row of scores that is no law.
 worker_proposed_tokens | counter | tokens | | Tokens of blocks judged (target) or made (draft).

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import itertools
 import json
 import os
@@ -29,8 +30,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from deploy.bench.engine_loop import EngineLoop
+from deploy.bench.passes import Record, ask
 from deploy.bench.statistics import bootstrap, median_ratio, total_ratio
-from specwire.client import DEFAULT_ADDRESS, Client, Final, Tokens
+from deploy.bench.workload import Item, load
+from specwire.client import DEFAULT_ADDRESS, Client, Final
 from specwire.threads import share_cores
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -43,55 +46,31 @@ COPYING = ("edit", "extract", "repeat")
 
 
 @dataclass
-class Run:
-    """One answer."""
-
-    ids: tuple[int, ...]
-    seconds: float
-    """From the first token to the final event: decoding alone."""
-    total_seconds: float
-    gaps: list[float]
-    """Seconds from each event with tokens to the next."""
-    final: Final
-
-
-@dataclass
 class Bars:
     """Everything measured, by variant and prompt."""
 
-    runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    runs: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     kinds: list[str] = field(default_factory=list)
     differing: int = 0
     token_pairs: list[tuple[float, float]] = field(default_factory=list)
     """Per prompt: median seconds of a plain token through the service, and of a bare step right after."""
 
 
-async def ask(client: Client, prompt: str, max_tokens: int, **options: Any) -> Run:
-    """One greedy answer, with its rounds."""
-    begun = time.perf_counter()
-    arrivals: list[float] = []
-    ids: list[int] = []
-    async for event in client.generate(
-        messages=[{"role": "user", "content": prompt}],
-        max_tokens=max_tokens,
-        temperature=0.0,
-        return_rounds=True,
-        **options,
-    ):
-        if isinstance(event, Tokens):
-            arrivals.append(time.perf_counter())
-            ids.extend(event.ids)
-        elif isinstance(event, Final):
-            now = time.perf_counter()
-            gaps = [after - before for before, after in itertools.pairwise(arrivals)]
-            return Run(tuple(ids), now - arrivals[0] if arrivals else 0.0, now - begun, gaps, event)
-    raise AssertionError("a stream ends with its final event")
+def decoding(record: Record) -> float:
+    """Seconds from the first token to the final event."""
+    return record.total_s - record.ttft_s
 
 
-def limit_seconds(run: Run, loop: EngineLoop) -> float:
+def told(record: Record) -> Final:
+    """What the service says of it."""
+    assert record.final is not None
+    return record.final
+
+
+def limit_seconds(run: Record, loop: EngineLoop) -> float:
     """What the run's rounds would have taken with nothing but draft and target steps of the bare engine."""
     total = 0.0
-    for each in run.final.rounds[1:]:  # the first one reads the prompt
+    for each in told(run).rounds[1:]:  # the first one reads the prompt
         total += loop.seconds("target", each.drafted + 1)
         if each.source == "draft_model" and loop.draft is not None:
             total += each.drafted * loop.seconds("draft", 1)
@@ -119,9 +98,14 @@ def loopback_bytes() -> int:
     return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
 
 
-async def measure(args: argparse.Namespace, prompts: list[dict[str, str]], console: Console) -> dict[str, Any]:
-    """Runs everything. `prompts`: kind and prompt of each."""
-    report: dict[str, Any] = {"cores": os.cpu_count(), "prompts": len(prompts), "max_tokens": args.max_tokens}
+async def measure(args: argparse.Namespace, items: list[Item], console: Console) -> dict[str, Any]:
+    """Runs everything."""
+    report: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "prompts": len(items),
+        "known": args.known,
+        "max_tokens": args.max_tokens,
+    }
     bars = Bars()
     async with Client(args.address) as client:
         stats = await client.stats()
@@ -130,28 +114,32 @@ async def measure(args: argparse.Namespace, prompts: list[dict[str, str]], conso
         pids["coordinator"] = listening(int((args.address or DEFAULT_ADDRESS).rpartition(":")[2]))
         report["idle_cores"] = idle_shares(pids, 5.0)
         loop = EngineLoop(json.loads(args.target), json.loads(args.draft) if args.draft else None)
-        await ask(client, prompts[0]["prompt"], 16)
+        await ask(client, dataclasses.replace(items[0], max_tokens=16), {})
         names = list(VARIANTS)
+        shared = {"private_prompt": not args.known, "return_rounds": True}
         with Progress(console=console) as progress:
-            task = progress.add_task("prompts", total=len(prompts) * args.repeats)
+            task = progress.add_task("prompts", total=len(items) * args.repeats)
             for repeat in range(args.repeats):
-                for index, prompt in enumerate(prompts):
+                for index, item in enumerate(items):
                     order = names if (index + repeat) % 2 == 0 else names[::-1]
                     answers = {}
+                    if args.known:  # read by both workers, for whoever comes first
+                        await ask(client, dataclasses.replace(item, max_tokens=2), VARIANTS["draft"] | shared)
                     for name in order:
-                        answers[name] = await ask(client, prompt["prompt"], args.max_tokens, **VARIANTS[name])
+                        answers[name] = await ask(client, item, VARIANTS[name] | shared)
                         bars.runs[name].append(answers[name])
                         if name == "plain" and answers[name].gaps:
-                            bare = loop.plain_steps(answers[name].final.usage.prompt_tokens, 48)
+                            bare = loop.plain_steps(told(answers[name]).usage.prompt_tokens, 48)
                             bars.token_pairs.append((statistics.median(answers[name].gaps), statistics.median(bare)))
                     bars.differing += sum(run.ids != answers["plain"].ids for run in answers.values())
-                    bars.kinds.append(prompt["kind"])
+                    bars.kinds.append(item.kind)
                     loop.measure(200, ROWS)
                     progress.advance(task)
         summarise(bars, loop, report)
-        texts = [p["prompt"] for p in prompts]
-        report["batch"] = await batch(client, texts, args.max_tokens // 2, args.batch_pairs)
-        report["bytes"] = await wire(client, prompts[0]["prompt"], args.max_tokens)
+        report["batch"] = await batch(
+            client, [dataclasses.replace(each, max_tokens=args.max_tokens // 2) for each in items], args.batch_pairs
+        )
+        report["bytes"] = await wire(client, items[0])
     return report
 
 
@@ -164,34 +152,34 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
         report["step_ms"]["draft"] = 1e3 * loop.seconds("draft", 1)
     for name in ("both", "draft"):
         runs = bars.runs[name]
-        pairs = [(p.total_seconds, r.total_seconds) for p, r in zip(plain, runs, strict=True)]
-        decoding = [(p.seconds, r.seconds) for p, r in zip(plain, runs, strict=True)]
+        pairs = [(p.total_s, r.total_s) for p, r in zip(plain, runs, strict=True)]
+        alone = [(decoding(p), decoding(r)) for p, r in zip(plain, runs, strict=True)]
         copies = [kind in COPYING for kind in bars.kinds]
         limits = [
             ((len(p.ids) - 1) * loop.seconds("target", 1), limit_seconds(r, loop))
             for p, r in zip(plain, runs, strict=True)
         ]
-        rounds = sum(run.final.speculation.rounds for run in runs)
+        rounds = sum(told(run).speculation.rounds for run in runs)
         report[name] = {
             "speedup": bootstrap(pairs, total_ratio).plain(),
             "speedup_median": bootstrap(pairs, median_ratio).plain(),
             "speedup_copying": _of(pairs, copies),
-            "decoding": bootstrap(decoding, total_ratio).plain(),
-            "decoding_copying": _of(decoding, copies),
+            "decoding": bootstrap(alone, total_ratio).plain(),
+            "decoding_copying": _of(alone, copies),
             "by_kind": {
                 kind: total_ratio([pair for pair, k in zip(pairs, bars.kinds, strict=True) if k == kind])
                 for kind in dict.fromkeys(bars.kinds)
             },
             "tokens_per_round": sum(len(run.ids) for run in runs) / rounds,
             "formula": total_ratio(limits),
-            "of_formula": total_ratio(decoding) / total_ratio(limits),
+            "of_formula": total_ratio(alone) / total_ratio(limits),
         }
     for name, runs in bars.runs.items():
-        timing = [run.final.timing for run in runs]
+        timing = [told(run).timing for run in runs]
         total = sum(t.total_us for t in timing)
         compute = sum(t.draft_compute_us + t.target_compute_us for t in timing)
         report[f"{name}_path"] = {
-            "tokens_per_s": sum(len(run.ids) for run in runs) / sum(run.total_seconds for run in runs),
+            "tokens_per_s": sum(len(run.ids) for run in runs) / sum(run.total_s for run in runs),
             "unattributed": sum(t.unattributed_us for t in timing) / total,
             "outside_compute": 1 - compute / total,
             "transfer": sum(t.draft_transfer_us + t.target_transfer_us for t in timing) / total,
@@ -211,28 +199,28 @@ def _of(pairs: list[tuple[float, float]], chosen: list[bool]) -> dict[str, float
     return bootstrap(found, total_ratio).plain() if found else None
 
 
-async def batch(client: Client, prompts: list[str], max_tokens: int, pairs: int, **options: Any) -> dict[str, Any]:
+async def batch(client: Client, items: list[Item], pairs: int) -> dict[str, Any]:
     """Eight at a time against one at a time, and whether each answer is its solo answer."""
-    chosen = (prompts * 8)[:8]
+    chosen = (items * 8)[:8]
     seconds = []
     differing = 0
     for _ in range(pairs):
-        alone = [await ask(client, prompt, max_tokens, **options) for prompt in chosen]
+        alone = [await ask(client, item, {}) for item in chosen]
         begun = time.perf_counter()
-        together = await asyncio.gather(*(ask(client, prompt, max_tokens, **options) for prompt in chosen))
-        seconds.append((sum(run.total_seconds for run in alone), time.perf_counter() - begun))
+        together = await asyncio.gather(*(ask(client, item, {}) for item in chosen))
+        seconds.append((sum(run.total_s for run in alone), time.perf_counter() - begun))
         differing += sum(a.ids != b.ids for a, b in zip(alone, together, strict=True))
     return {"speedup_of_8": bootstrap(seconds, median_ratio).plain(), "differing": differing, "of": pairs * len(chosen)}
 
 
-async def wire(client: Client, prompt: str, max_tokens: int) -> dict[str, float]:
+async def wire(client: Client, item: Item) -> dict[str, float]:
     """Bytes at a block length of four."""
     before = loopback_bytes()
-    run = await ask(client, prompt, max_tokens, num_speculative_tokens=4, method="draft_model")
+    run = await ask(client, item, {"num_speculative_tokens": 4, "method": "draft_model"})
     on_socket = loopback_bytes() - before
-    rounds = run.final.speculation.rounds
+    rounds = told(run).speculation.rounds
     return {
-        "payload_per_round": run.final.timing.wire_bytes / rounds,
+        "payload_per_round": told(run).timing.wire_bytes / rounds,
         "socket_per_token": on_socket / len(run.ids),
     }
 
@@ -262,6 +250,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=1, help="times through all prompts; each is one interleaved set")
     parser.add_argument("--batch-pairs", type=int, default=5, help="eight requests together and alone, so many times")
+    parser.add_argument(
+        "--known", action="store_true", help="each prompt was read before, as in a chat; default: none was"
+    )
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt")
     parser.add_argument("--target", help="JSON of the target's model settings; default: the shipped topology's")
     parser.add_argument("--draft", help="JSON of the draft's model settings; default: the shipped topology's")
@@ -270,9 +261,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.target is None:
         args.target, args.draft = (json.dumps(part) for part in _shipped())
     console = Console(stderr=True)
-    lines = Path(args.prompts).read_text().splitlines()
-    prompts = [json.loads(line) for line in lines if line.strip()][:: args.every]
-    report = asyncio.run(measure(args, prompts, console))
+    items = load([args.prompts], args.max_tokens)[:: args.every]
+    report = asyncio.run(measure(args, items, console))
     show(report, console)
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1))
@@ -282,9 +272,9 @@ def main(argv: list[str] | None = None) -> int:
 def _shipped() -> tuple[dict[str, Any], dict[str, Any]]:
     from deploy.configs import service_configs
     from deploy.models import resolve
-    from deploy.topology import load
+    from deploy.topology import load as load_topology
 
-    configs = service_configs(load(None), resolve)
+    configs = service_configs(load_topology(None), resolve)
     return configs["target-0"]["model"], configs["draft-0"]["model"]
 
 

@@ -71,12 +71,13 @@ class Pass:
 
 
 async def ask(client: Client, item: Item, options: Options, arrived: float | None = None) -> Record:
-    """One greedy answer. `arrived`: when it should have been asked; default: now. Raises what the service answers."""
+    """One greedy answer to a prompt that is read whole, whoever asked it before. `arrived`: when it should have been asked; absent:
+    now. Raises what the service answers."""
     begun = time.perf_counter() if arrived is None else arrived
     arrivals: list[float] = []
     ids: list[int] = []
     messages = [{"role": "user", "content": item.prompt}]
-    fields = {"temperature": 0.0, "max_tokens": item.max_tokens, **options}
+    fields = {"temperature": 0.0, "max_tokens": item.max_tokens, "private_prompt": True, **options}
     record: Record | None = None
     async for event in client.generate(messages=messages, **fields):
         if isinstance(event, Tokens) and event.ids:

@@ -166,3 +166,5 @@ class Answer:
     result: Verdict | Block | Refusal | Failure | None
     """Verdict from a target, Block from a draft, None after prefill_only."""
     timing: TaskTiming = NO_TIMING
+    reused: int = 0
+    """Tokens of the task's text that a target's cache held already, left there by another session."""

@@ -81,6 +81,8 @@ class Opening:
     """Which of several answers to one prompt, from 0."""
     prompt_length: int
     """Tokens of the prompt, at least 1."""
+    private_prompt: bool = False
+    """The text is read whole, and nothing of it serves another session. No part of the fingerprint: the law is the same."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_U64:

@@ -203,6 +203,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     RETURN_ROUNDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PRIVATE_PROMPT_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """Raw text. Special tokens are added as the tokenizer does by itself."""
     max_tokens: _builtins.int
@@ -223,6 +224,10 @@ class GenerateRequest(_message.Message):
     """True: the final event lists its rounds (at most 4,096)."""
     request_id: _builtins.str
     """For logs and traces. Absent: chosen by the server. At most 128 printable characters."""
+    private_prompt: _builtins.bool
+    """True: the prompt is read whole, and what was read serves no other request. Absent: its beginning is taken from earlier prompts that
+    begin alike, and later ones may take theirs from it. The answer is the same; only how soon it begins tells the difference.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, put through the model's chat template with a generation prompt."""
@@ -261,10 +266,11 @@ class GenerateRequest(_message.Message):
         speculation: Global___Speculation | None = ...,
         return_rounds: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        private_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "min_p", b"min_p", "prompt", b"prompt", "prompt_ids", b"prompt_ids", "seed", b"seed", "speculation", b"speculation", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "min_p", b"min_p", "prompt", b"prompt", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "return_rounds", b"return_rounds", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "min_p", b"min_p", "private_prompt", b"private_prompt", "prompt", b"prompt", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "return_rounds", b"return_rounds", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -479,19 +485,23 @@ class Usage(_message.Message):
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     completion_tokens: _builtins.int
     """Tokens generated, the end token included."""
+    cached_tokens: _builtins.int
+    """Of the prompt's tokens, those the target had not to read again, since an earlier prompt began alike. Absent: none."""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -198,6 +198,7 @@ class VerifyAnswer(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     COMPUTE_US_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    REUSED_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session's counter."""
     epoch: _builtins.int
@@ -218,6 +219,8 @@ class VerifyAnswer(_message.Message):
     """Hidden states of the committed tokens, for draft heads that read the target's features: row-major, bfloat16,
     (accepted + 1) rows. Absent by default.
     """
+    reused: _builtins.int
+    """Tokens of the text that this task brought and the cache held already, left there by another session. Absent: none."""
     @_builtins.property
     def refusal(self) -> _types_pb2.Refusal:
         """Present when nothing was done."""
@@ -244,10 +247,11 @@ class VerifyAnswer(_message.Message):
         timing: _types_pb2.TaskTiming | None = ...,
         compute_us: _builtins.int = ...,
         features: _builtins.bytes = ...,
+        reused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_added", b"_added", "added", b"added", "failure", b"failure", "refusal", b"refusal", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_added", b"_added", "accepted", b"accepted", "added", b"added", "compute_us", b"compute_us", "epoch", b"epoch", "failure", b"failure", "features", b"features", "length", b"length", "number", b"number", "refusal", b"refusal", "session", b"session", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_added", b"_added", "accepted", b"accepted", "added", b"added", "compute_us", b"compute_us", "epoch", b"epoch", "failure", b"failure", "features", b"features", "length", b"length", "number", b"number", "refusal", b"refusal", "reused", b"reused", "session", b"session", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__added: _TypeAlias = _typing.Literal["added"]  # noqa: Y015
     _WhichOneofArgType__added: _TypeAlias = _typing.Literal["_added", b"_added"]  # noqa: Y015

@@ -24,47 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specwire/v1/types.proto\x12\x0bspecwire.v1\"[\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x42\x08\n\x06_top_p\"\x83\x01\n\x04Open\x12\x1d\n\x03law\x18\x01 \x01(\x0e\x32\x10.specwire.v1.Law\x12\'\n\x08sampling\x18\x02 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\x0c\n\x04seed\x18\x03 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\x15\n\rprompt_length\x18\x05 \x01(\r\")\n\tSparseLaw\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"\\\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\r\"\x1e\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"\x18\n\x05\x43lose\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\x8d\x02\n\x07Refusal\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.specwire.v1.Refusal.Reason\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\x06\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\xa6\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x10\n\x0cREASON_STALE\x10\x01\x12\x11\n\rREASON_LENGTH\x10\x02\x12\x0f\n\x0bREASON_HASH\x10\x03\x12\x12\n\x0eREASON_NO_ROOM\x10\x04\x12\x13\n\x0fREASON_TOO_LATE\x10\x05\x12\x12\n\x0eREASON_INVALID\x10\x06\x12\x11\n\rREASON_CLOSED\x10\x07\"*\n\x07\x46\x61ilure\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x64_law\x18\x02 \x01(\x08\"F\n\nTaskTiming\x12\x14\n\x0cresidence_us\x18\x01 \x01(\r\x12\x10\n\x08parse_us\x18\x02 \x01(\r\x12\x10\n\x08queue_us\x18\x03 \x01(\r\"\xbd\x01\n\nStepTiming\x12\x12\n\nprepare_us\x18\x01 \x01(\r\x12\x12\n\ncompute_us\x18\x02 \x01(\r\x12\x11\n\tsample_us\x18\x03 \x01(\r\x12\x11\n\tanswer_us\x18\x04 \x01(\r\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x14\n\x0cprefill_rows\x18\x06 \x01(\r\x12\x10\n\x08sessions\x18\x07 \x01(\r\x12\x1d\n\x15previous_serialise_us\x18\x08 \x01(\r\x12\x0c\n\x04step\x18\t \x01(\x04\"\xeb\x03\n\nWorkerInfo\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.specwire.v1.Role\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x19\n\x11vocab_fingerprint\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12\x13\n\x0bmax_context\x18\x07 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x08 \x01(\r\x12\x11\n\tmax_block\x18\t \x01(\r\x12\x12\n\nmax_append\x18\n \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x11\n\tprecision\x18\x0c \x01(\t\x12\x0f\n\x07version\x18\r \x01(\t\x12\x18\n\x10protocol_version\x18\x0e \x01(\r\x12\x13\n\x0bincarnation\x18\x0f \x01(\x06\x12\x0c\n\x04node\x18\x10 \x01(\t\x12\x15\n\reos_token_ids\x18\x11 \x03(\r\x12/\n\x10\x64\x65\x66\x61ult_sampling\x18\x12 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\x18\n\x10\x64raft_vocab_size\x18\x13 \x01(\r\x12\x17\n\x0fstep_profile_us\x18\x14 \x03(\r\x12\x0f\n\x07threads\x18\x15 \x01(\r\"\r\n\x0bInfoRequest\"5\n\x0cInfoResponse\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.specwire.v1.WorkerInfo\"\x13\n\x11VocabularyRequest\"$\n\x12VocabularyResponse\x12\x0e\n\x06tokens\x18\x01 \x03(\x0c*C\n\x03Law\x12\x13\n\x0fLAW_UNSPECIFIED\x10\x00\x12\x14\n\x10LAW_SHARED_NOISE\x10\x01\x12\x11\n\rLAW_REJECTION\x10\x02*S\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_DRAFT\x10\x01\x12\x0f\n\x0bROLE_TARGET\x10\x02\x12\x14\n\x10ROLE_COORDINATOR\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specwire/v1/types.proto\x12\x0bspecwire.v1\"[\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x42\x08\n\x06_top_p\"\x9b\x01\n\x04Open\x12\x1d\n\x03law\x18\x01 \x01(\x0e\x32\x10.specwire.v1.Law\x12\'\n\x08sampling\x18\x02 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\x0c\n\x04seed\x18\x03 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12\x16\n\x0eprivate_prompt\x18\x06 \x01(\x08\")\n\tSparseLaw\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"\\\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\r\"\x1e\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"\x18\n\x05\x43lose\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\x8d\x02\n\x07Refusal\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.specwire.v1.Refusal.Reason\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\x06\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\xa6\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x10\n\x0cREASON_STALE\x10\x01\x12\x11\n\rREASON_LENGTH\x10\x02\x12\x0f\n\x0bREASON_HASH\x10\x03\x12\x12\n\x0eREASON_NO_ROOM\x10\x04\x12\x13\n\x0fREASON_TOO_LATE\x10\x05\x12\x12\n\x0eREASON_INVALID\x10\x06\x12\x11\n\rREASON_CLOSED\x10\x07\"*\n\x07\x46\x61ilure\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x64_law\x18\x02 \x01(\x08\"F\n\nTaskTiming\x12\x14\n\x0cresidence_us\x18\x01 \x01(\r\x12\x10\n\x08parse_us\x18\x02 \x01(\r\x12\x10\n\x08queue_us\x18\x03 \x01(\r\"\xbd\x01\n\nStepTiming\x12\x12\n\nprepare_us\x18\x01 \x01(\r\x12\x12\n\ncompute_us\x18\x02 \x01(\r\x12\x11\n\tsample_us\x18\x03 \x01(\r\x12\x11\n\tanswer_us\x18\x04 \x01(\r\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x14\n\x0cprefill_rows\x18\x06 \x01(\r\x12\x10\n\x08sessions\x18\x07 \x01(\r\x12\x1d\n\x15previous_serialise_us\x18\x08 \x01(\r\x12\x0c\n\x04step\x18\t \x01(\x04\"\xeb\x03\n\nWorkerInfo\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.specwire.v1.Role\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x19\n\x11vocab_fingerprint\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12\x13\n\x0bmax_context\x18\x07 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x08 \x01(\r\x12\x11\n\tmax_block\x18\t \x01(\r\x12\x12\n\nmax_append\x18\n \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x11\n\tprecision\x18\x0c \x01(\t\x12\x0f\n\x07version\x18\r \x01(\t\x12\x18\n\x10protocol_version\x18\x0e \x01(\r\x12\x13\n\x0bincarnation\x18\x0f \x01(\x06\x12\x0c\n\x04node\x18\x10 \x01(\t\x12\x15\n\reos_token_ids\x18\x11 \x03(\r\x12/\n\x10\x64\x65\x66\x61ult_sampling\x18\x12 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\x18\n\x10\x64raft_vocab_size\x18\x13 \x01(\r\x12\x17\n\x0fstep_profile_us\x18\x14 \x03(\r\x12\x0f\n\x07threads\x18\x15 \x01(\r\"\r\n\x0bInfoRequest\"5\n\x0cInfoResponse\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.specwire.v1.WorkerInfo\"\x13\n\x11VocabularyRequest\"$\n\x12VocabularyResponse\x12\x0e\n\x06tokens\x18\x01 \x03(\x0c*C\n\x03Law\x12\x13\n\x0fLAW_UNSPECIFIED\x10\x00\x12\x14\n\x10LAW_SHARED_NOISE\x10\x01\x12\x11\n\rLAW_REJECTION\x10\x02*S\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_DRAFT\x10\x01\x12\x0f\n\x0bROLE_TARGET\x10\x02\x12\x14\n\x10ROLE_COORDINATOR\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specwire.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LAW']._serialized_start=1665
-  _globals['_LAW']._serialized_end=1732
-  _globals['_ROLE']._serialized_start=1734
-  _globals['_ROLE']._serialized_end=1817
+  _globals['_LAW']._serialized_start=1689
+  _globals['_LAW']._serialized_end=1756
+  _globals['_ROLE']._serialized_start=1758
+  _globals['_ROLE']._serialized_end=1841
   _globals['_SAMPLING']._serialized_start=40
   _globals['_SAMPLING']._serialized_end=131
   _globals['_OPEN']._serialized_start=134
-  _globals['_OPEN']._serialized_end=265
-  _globals['_SPARSELAW']._serialized_start=267
-  _globals['_SPARSELAW']._serialized_end=308
-  _globals['_HELLO']._serialized_start=310
-  _globals['_HELLO']._serialized_end=402
-  _globals['_WELCOME']._serialized_start=404
-  _globals['_WELCOME']._serialized_end=434
-  _globals['_CLOSE']._serialized_start=436
-  _globals['_CLOSE']._serialized_end=460
-  _globals['_REFUSAL']._serialized_start=463
-  _globals['_REFUSAL']._serialized_end=732
-  _globals['_REFUSAL_REASON']._serialized_start=566
-  _globals['_REFUSAL_REASON']._serialized_end=732
-  _globals['_FAILURE']._serialized_start=734
-  _globals['_FAILURE']._serialized_end=776
-  _globals['_TASKTIMING']._serialized_start=778
-  _globals['_TASKTIMING']._serialized_end=848
-  _globals['_STEPTIMING']._serialized_start=851
-  _globals['_STEPTIMING']._serialized_end=1040
-  _globals['_WORKERINFO']._serialized_start=1043
-  _globals['_WORKERINFO']._serialized_end=1534
-  _globals['_INFOREQUEST']._serialized_start=1536
-  _globals['_INFOREQUEST']._serialized_end=1549
-  _globals['_INFORESPONSE']._serialized_start=1551
-  _globals['_INFORESPONSE']._serialized_end=1604
-  _globals['_VOCABULARYREQUEST']._serialized_start=1606
-  _globals['_VOCABULARYREQUEST']._serialized_end=1625
-  _globals['_VOCABULARYRESPONSE']._serialized_start=1627
-  _globals['_VOCABULARYRESPONSE']._serialized_end=1663
+  _globals['_OPEN']._serialized_end=289
+  _globals['_SPARSELAW']._serialized_start=291
+  _globals['_SPARSELAW']._serialized_end=332
+  _globals['_HELLO']._serialized_start=334
+  _globals['_HELLO']._serialized_end=426
+  _globals['_WELCOME']._serialized_start=428
+  _globals['_WELCOME']._serialized_end=458
+  _globals['_CLOSE']._serialized_start=460
+  _globals['_CLOSE']._serialized_end=484
+  _globals['_REFUSAL']._serialized_start=487
+  _globals['_REFUSAL']._serialized_end=756
+  _globals['_REFUSAL_REASON']._serialized_start=590
+  _globals['_REFUSAL_REASON']._serialized_end=756
+  _globals['_FAILURE']._serialized_start=758
+  _globals['_FAILURE']._serialized_end=800
+  _globals['_TASKTIMING']._serialized_start=802
+  _globals['_TASKTIMING']._serialized_end=872
+  _globals['_STEPTIMING']._serialized_start=875
+  _globals['_STEPTIMING']._serialized_end=1064
+  _globals['_WORKERINFO']._serialized_start=1067
+  _globals['_WORKERINFO']._serialized_end=1558
+  _globals['_INFOREQUEST']._serialized_start=1560
+  _globals['_INFOREQUEST']._serialized_end=1573
+  _globals['_INFORESPONSE']._serialized_start=1575
+  _globals['_INFORESPONSE']._serialized_end=1628
+  _globals['_VOCABULARYREQUEST']._serialized_start=1630
+  _globals['_VOCABULARYREQUEST']._serialized_end=1649
+  _globals['_VOCABULARYRESPONSE']._serialized_start=1651
+  _globals['_VOCABULARYRESPONSE']._serialized_end=1687
 # @@protoc_insertion_point(module_scope)

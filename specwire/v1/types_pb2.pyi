@@ -124,6 +124,7 @@ class Open(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
+    PRIVATE_PROMPT_FIELD_NUMBER: _builtins.int
     law: Global___Law.ValueType
     """How blocks of this session are judged."""
     seed: _builtins.int
@@ -132,6 +133,8 @@ class Open(_message.Message):
     """Which of several answers to one prompt this is, from 0."""
     prompt_length: _builtins.int
     """Tokens of the prompt."""
+    private_prompt: _builtins.bool
+    """True: the text is read whole, and nothing of it serves another session. No part of the fingerprint."""
     @_builtins.property
     def sampling(self) -> Global___Sampling:
         """How a row of scores becomes a law. Absent: greedy."""
@@ -144,10 +147,11 @@ class Open(_message.Message):
         seed: _builtins.int = ...,
         choice: _builtins.int = ...,
         prompt_length: _builtins.int = ...,
+        private_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "law", b"law", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "law", b"law", "private_prompt", b"private_prompt", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

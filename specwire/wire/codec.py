@@ -120,6 +120,7 @@ def _encode_open(opening: Opening) -> types_pb2.Open:
         seed=opening.seed,
         choice=opening.choice,
         prompt_length=opening.prompt_length,
+        private_prompt=opening.private_prompt,
     )
 
 
@@ -130,6 +131,7 @@ def _decode_open(message: types_pb2.Open) -> Opening:
         seed=message.seed,
         choice=message.choice,
         prompt_length=message.prompt_length,
+        private_prompt=message.private_prompt,
     )
 
 
@@ -313,6 +315,8 @@ def encode_answer_frame(kind: Kind, frame: AnswerFrame) -> bytes:
         if not (told_once and 0 <= timing.compute_us - _step_us(frame.step) <= ROUNDING_US):
             message.compute_us = _fits(timing.compute_us)
         result = answer.result
+        if isinstance(message, target_pb2.VerifyAnswer):
+            message.reused = answer.reused
         if isinstance(result, Refusal):
             message.refusal.reason = _REASONS[result.reason]
             message.refusal.length = result.length
@@ -373,7 +377,8 @@ def _decode_answer(
         result = _decode_result(message)
     except InvalidArgument as error:
         result = Failure(f"malformed answer: {error}")
-    return Answer(session, message.epoch, message.number, message.length, result, timing)
+    reused = message.reused if isinstance(message, target_pb2.VerifyAnswer) else 0
+    return Answer(session, message.epoch, message.number, message.length, result, timing, reused)
 
 
 def _decode_result(

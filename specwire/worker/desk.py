@@ -200,7 +200,8 @@ class Desk:
         if isinstance(done.result, Failure):
             return self._failed(job, done.result)
         task = job.task
-        answer = Answer(task.session, task.epoch, task.number, task.base + len(done.tail), done.result)
+        length = task.base + len(done.tail)
+        answer = Answer(task.session, task.epoch, task.number, length, done.result, reused=job.reused)
         session.finish(answer, done.tail)
         session.answered_ns = now_ns
         self._refuse_all(self.table.turn(session), now_ns)

@@ -36,6 +36,7 @@ class WorkerMetrics:
 
         self._steps, self._failed_steps = counter("steps"), counter("failed_steps")
         self._rows, self._prefill_rows = counter("rows"), counter("prefill_rows")
+        self._reused = counter("reused_tokens")
         self._tasks, self._bad_laws = counter("tasks"), counter("bad_laws")
         self._outcomes: dict[str, Counter] = {}
         self._drafted, self._accepted = counter("proposed_tokens"), counter("accepted_tokens")
@@ -65,6 +66,7 @@ class WorkerMetrics:
     def task_done(self, answer: Answer) -> None:
         """See Observer."""
         result = answer.result
+        self._reused.inc(answer.reused)
         if isinstance(result, Refusal):
             self._outcome(f"refused_{result.reason.value}")
         elif isinstance(result, Failure):

@@ -137,7 +137,11 @@ class SessionTable:
         return Accept(session, grant=grant)
 
     def _grant(self, job: Job) -> Grant | None:
-        busy = {session.slot: session.cached for session in self._sessions.values()}
+        assert job.task.opening is not None
+        if job.task.opening.private_prompt:
+            return self._slots.acquire((), {})
+        sessions = self._sessions.values()
+        busy = {each.slot: each.cached for each in sessions if not each.opening.private_prompt}
         return self._slots.acquire(job.task.append, busy)
 
     def _evict(self, now: float) -> bool:
@@ -184,7 +188,7 @@ class SessionTable:
         known = self._sessions.pop(session, None)
         if known is None:
             return ()
-        self._slots.release(known.slot, () if failed else known.cached)
+        self._slots.release(known.slot, () if failed or known.opening.private_prompt else known.cached)
         jobs = (known.front, *known.behind) if known.front else ()
         known.front = None
         known.behind.clear()

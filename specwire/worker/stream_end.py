@@ -109,7 +109,8 @@ class StreamEnd:
             residence_us = max(0, handed_over - each.received_ns) // 1000
             timing = TaskTiming(residence_us, each.parse_us, each.queue_us, each.compute_us)
             said = each.answer
-            answers.append(Answer(said.session, said.epoch, said.number, said.length, said.result, timing))
+            result = said.result
+            answers.append(Answer(said.session, said.epoch, said.number, said.length, result, timing, said.reused))
         step = delivery.step
         if step is not None:
             step = dataclasses.replace(
