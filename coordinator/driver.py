@@ -294,6 +294,8 @@ class Driver:
     def frame_received(self, link: WorkerLink, frame: AnswerFrame, received_ns: int, frame_bytes: int) -> None:
         """Answers came: all are applied, then frames go out."""
         share = frame_bytes // len(frame.answers)
+        if link.role is Role.DRAFT and frame.step is not None:
+            self.rounds.curves.observe_read(frame.step)
         for answer in frame.answers:
             session = self.sessions.get(answer.session.counter)
             if session is None or session.ledger is None or session.over:

@@ -240,8 +240,6 @@ class Rounds:
             self._books.stale_answers += 1
             return
         self.drafting.ends(session.counter)
-        if frame.step is not None:
-            self.curves.observe_read(frame.step)
         if not isinstance(answer.result, Block) and not awaited and session.window is not None:
             session.window.not_read()
         commands = ledger.draft_answered(answer, link.generation)

@@ -1,4 +1,4 @@
-"""Slots, the refusal of bad feeds, and rectangles: every fed token stands once, in its own slot, and padding stands nowhere."""
+"""What slots hold, and rectangles: every fed token stands once, in its own slot, and padding stands nowhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.lm.feeds import Group, Pass, Rectangle, SlotTable, as_pass, pack, plan, plan_fixed
+from specwire.lm.feeds import Group, Pass, Rectangle, SlotLengths, as_pass, pack, plan, plan_fixed
 from specwire.lm.port import Feed
 
 CAPACITY, SLOTS = 40, 6
@@ -154,22 +154,37 @@ def test_slightly_ragged_rows_stay_together() -> None:
     assert [rectangle.tokens.shape for rectangle in plan(feeds, CAPACITY, 8)] == [(3, 3)]
 
 
-@given(st.lists(st.integers(0, 8)))
-def test_the_lowest_free_slot_goes_first(steps: list[int]) -> None:
-    """Busy slots stay low and next to each other, and no slot is ever given twice."""
-    table, held = SlotTable(4), set()
-    for step in steps:
-        if step in held:
-            table.release(step)
-            held.remove(step)
-        elif step < 4:
-            with pytest.raises(ValueError, match="not held"):
-                table.release(step)
-        else:
-            expected = min(set(range(4)) - held, default=None)
-            assert table.acquire() == expected
-            held |= {expected} - {None}
-        table.check()
+@given(st.lists(st.integers(0, CAPACITY), min_size=2, max_size=4), st.data())
+def test_a_copy_is_as_long_as_was_asked_and_nothing_else_changes(held: list[int], data: st.DataObject) -> None:
+    """Shorter or longer than what the target held, and nothing at all too."""
+    lengths = SlotLengths(len(held), CAPACITY, 9)
+    lengths.end([Feed(slot, 0, [1] * count, 0) for slot, count in enumerate(held)])
+    source, target = data.draw(st.permutations(range(len(held))))[:2]
+    length = data.draw(st.integers(0, held[source]))
+    lengths.copy(source, target, length)
 
-    assert table.num_free == 4 - len(held)
-    assert repr(table) == f"SlotTable(held={len(held)} free={4 - len(held)})"
+    expected = [length if slot == target else count for slot, count in enumerate(held)]
+    assert expected == [lengths[slot] for slot in range(len(held))]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "length", "said"),
+    [
+        (3, 0, 1, "slot 3 does not exist, there are 3"),
+        (-1, 0, 1, "slot -1 does not exist"),
+        (0, 3, 1, "slot 3 does not exist"),
+        (0, -1, 1, "slot -1 does not exist"),
+        (0, 0, 1, "slot 0 holds 5 tokens, not 1 for slot 0"),
+        (0, 1, 6, "slot 0 holds 5 tokens, not 6 for slot 1"),
+        (2, 1, 1, "slot 2 holds 0 tokens, not 1 for slot 1"),
+        (0, 1, -1, "slot 0 holds 5 tokens, not -1 for slot 1"),
+    ],
+)
+def test_a_copy_that_cannot_be_changes_nothing(source: int, target: int, length: int, said: str) -> None:
+    """Python would take slot -1 for the last one, and length -1 for all but one token."""
+    lengths = SlotLengths(3, CAPACITY, 9)
+    lengths.end([Feed(0, 0, [1] * 5, 0), Feed(1, 0, [1] * 2, 0)])
+    with pytest.raises(ValueError, match=said):
+        lengths.copy(source, target, length)
+
+    assert [5, 2, 0] == [lengths[slot] for slot in range(3)]

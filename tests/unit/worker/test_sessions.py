@@ -1,10 +1,12 @@
-"""The session table against a deliberately dumb second one, which compares whole texts where the table compares hashes."""
+"""The session table against a deliberately dumb second one, which compares whole texts where the table compares hashes, and
+against cache slots that hold real tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
@@ -13,25 +15,35 @@ from specwire.law.cursor import Prefix
 from specwire.law.tasks import Answer, ProposeTask, Reason, Refusal, SessionId
 from specwire.law.values import Block, Law, Opening, SamplingSpec
 from specwire.worker.jobs import Job
+from specwire.worker.session import Session
 from specwire.worker.sessions import Accept, Resend, SessionTable, Taken
+from specwire.worker.slots import Grant, common
 
 SLOTS = 2
 BEHIND = 2
 """Small, so that it is reached."""
+COPIED = 2
+"""As small."""
+PRIVATE = 3
+"""Counter of the sessions that share nothing with others."""
 LEASE_S = 5.0
 IDLE_S = 40.0
 
 
-def opening(seed: int = 0) -> Opening:
+def opening(seed: int = 0, private: bool = False) -> Opening:
     """Any law will do."""
-    return Opening(Law.SHARED_NOISE, SamplingSpec(), seed, 0, 1)
+    return Opening(Law.SHARED_NOISE, SamplingSpec(), seed, 0, 1, private)
 
 
-def task(session: SessionId, epoch: int, number: int, text: tuple[int, ...], keep: int, seed: int = 0) -> ProposeTask:
+def task(
+    session: SessionId, epoch: int, number: int, text: tuple[int, ...], keep: int, seed: int = 0, num_tokens: int = 1
+) -> ProposeTask:
     """Continues `text[:keep]` to `text`."""
-    hash_at_keep = Prefix(opening(seed).fingerprint(), text[:keep]).hash_at(keep)
-    opened = None if keep else opening(seed)
-    return ProposeTask(session, epoch, number, keep, hash_at_keep, text[keep:], opened, num_tokens=1)
+    opened = opening(seed, session.counter == PRIVATE)
+    hash_at_keep = Prefix(opened.fingerprint(), text[:keep]).hash_at(keep)
+    return ProposeTask(
+        session, epoch, number, keep, hash_at_keep, text[keep:], None if keep else opened, num_tokens=num_tokens
+    )
 
 
 @dataclass
@@ -46,6 +58,11 @@ class Known:
     waiting: list[tuple[ProposeTask, tuple[int, ...], int]] = field(default_factory=list)  # task, its text, its seed
     begun: bool = False
     touched: float = 0.0
+    slot: int = -1
+    left: tuple[int, ...] = ()
+    """What others left in its slot, as long as it has not begun to write there."""
+    drafted: tuple[int, ...] = ()
+    """What the task at hand has drafted so far. All but the newest token was fed back."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -62,6 +79,9 @@ class Machine(RuleBasedStateMachine):
         self.generation = 0
         self.now = 0.0
         self.last_sent: list[tuple[ProposeTask, tuple[int, ...], int]] = []
+        self.texts: list[tuple[int, ...]] = [()]
+        self.cells: list[list[int]] = [[] for _ in range(SLOTS)]
+        """What the model's cache holds, by slot."""
         for incarnation in (1, 2):
             self.open_stream(incarnation)
 
@@ -87,8 +107,10 @@ class Machine(RuleBasedStateMachine):
         for session, known in list(self.known.items()):
             if session.incarnation == incarnation:
                 known.waiting = known.waiting[:1] if known.begun else []
+                if not known.begun:
+                    known.drafted = ()
                 if known.number < 0:
-                    del self.known[session]
+                    self.forget(session)
 
     @rule(seconds=st.sampled_from([0.5, LEASE_S, 0.6 * IDLE_S]))
     def time_passes(self, seconds: float) -> None:
@@ -101,7 +123,7 @@ class Machine(RuleBasedStateMachine):
         for session, known in list(self.known.items()):
             idle = not known.waiting and known.touched + IDLE_S <= self.now
             if session.incarnation in over or idle:
-                del self.known[session]
+                self.forget(session)
 
     # ------------------------------------------------------------ tasks
 
@@ -109,7 +131,9 @@ class Machine(RuleBasedStateMachine):
         target=tasks,
         who=st.sampled_from([(1, 1), (1, 1), (1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]),
         cut=st.sampled_from([0, 0, 1, 2, -1, None]),
-        more=st.lists(st.integers(0, 2), min_size=1, max_size=3),
+        more=st.lists(st.integers(0, 2), max_size=3),
+        like=st.integers(0, 5),
+        num_tokens=st.sampled_from([0, 1, 1]),
         epoch_step=st.sampled_from([0, 0, 0, 1, -1]),
         number_step=st.sampled_from([1, 1, 1, 5, 0, -1]),
         seed=st.integers(0, 1),
@@ -120,22 +144,26 @@ class Machine(RuleBasedStateMachine):
         who: tuple[int, int],
         cut: int | None,
         more: list[int],
+        like: int,
+        num_tokens: int,
         epoch_step: int,
         number_step: int,
         seed: int,
         spoil: bool,
     ) -> tuple[ProposeTask, tuple[int, ...], int]:
-        """A task that mostly follows what is known, and sometimes nearly does."""
+        """A task that mostly follows what is known, and sometimes nearly does. A new text often begins like an earlier one."""
         session = SessionId(*who)
         known = self.known.get(session, Known())
         newest, base, old_seed = known.waiting[-1] if known.waiting else (known, known.text, known.seed)
         keep = max(0, len(base) - cut) if cut is not None else 0
-        text = (*base, 9, 9)[:keep] + tuple(more)
+        begins = (*base, 9, 9)[:keep] if keep else self.texts[-1 - like % len(self.texts)]
+        text = begins + tuple(more) or (0,)
         if spoil and keep:
             text = (text[0] + 1, *text[1:])
         epoch, number = max(0, newest.epoch + epoch_step), max(0, newest.number + number_step)
         seed = old_seed if keep else seed
-        made = task(session, epoch, number, text, keep, seed), text, seed
+        made = task(session, epoch, number, text, keep, seed, num_tokens), text, seed
+        self.texts.append(text)
         self.admit(made)
         return made
 
@@ -158,8 +186,25 @@ class Machine(RuleBasedStateMachine):
         self.last_sent = [made]
         expected = self.expect(made)
 
-        with mock.patch("specwire.worker.sessions.MAX_BEHIND", BEHIND):
-            assert self.told(self.table.admit(Job(asked), self.now)) == expected
+        with (
+            mock.patch("specwire.worker.sessions.MAX_BEHIND", BEHIND),
+            mock.patch("specwire.worker.slots.LEAST_COPIED", COPIED),
+        ):
+            outcome = self.table.admit(Job(asked), self.now)
+        assert self.told(outcome) == expected
+        if isinstance(outcome, Accept) and outcome.grant is not None:
+            self.granted(asked.session, outcome.grant)
+
+    def granted(self, session: SessionId, grant: Grant) -> None:
+        """A slot for a new session, copied to as the grant says: it holds what it is said to hold."""
+        private = [known.slot for other, known in self.known.items() if other.counter == PRIVATE]
+        assert grant.slot not in [known.slot for known in self.known.values()]
+        assert grant.source is None or grant.source not in (grant.slot, *private)
+        if grant.source is not None:
+            self.cells[grant.slot] = self.cells[grant.source][: len(grant.found)]
+        assert list(grant.found) == self.cells[grant.slot][: len(grant.found)]
+        assert session.counter != PRIVATE or not grant.found
+        self.known[session].slot, self.known[session].left = grant.slot, grant.found
 
     def told(self, outcome: object) -> object:
         if isinstance(outcome, Accept):
@@ -184,7 +229,7 @@ class Machine(RuleBasedStateMachine):
                 leaves = self.makes_room()
                 if leaves is None:
                     return Reason.NO_ROOM, 0, 0
-                del self.known[leaves]
+                self.forget(leaves)
             self.known[session] = Known(waiting=[made], touched=self.now)
             return "accept", []
         known.touched = self.now
@@ -204,8 +249,15 @@ class Machine(RuleBasedStateMachine):
         if refusal:
             return refusal
         overtaken = [other.number for other, _, _ in known.waiting]
-        known.waiting, known.begun = [made], False
+        known.waiting, known.begun, known.drafted = [made], False, ()
         return "accept", overtaken
+
+    def forget(self, session: SessionId, failed: bool = False) -> Known:
+        """A session goes. What must serve nobody afterwards is wiped, so that any claim on it is wrong."""
+        gone = self.known.pop(session)
+        if failed or session.counter == PRIVATE:
+            self.cells[gone.slot] = []
+        return gone
 
     def makes_room(self) -> SessionId | None:
         orphans = [s for s in self.known if self.lost[s.incarnation] is not None]
@@ -242,12 +294,54 @@ class Machine(RuleBasedStateMachine):
     def begin_one(self, session: SessionId) -> None:
         known = self.known[session]
         asked, text, seed = known.waiting[0]
-        known.text, known.seed, known.begun = text, seed, True
-        known.epoch, known.number, known.done = asked.epoch, asked.number, None
         found = self.table.get(session)
         assert found is not None
+        assert found.front is not None
+        written = min(found.filled, asked.keep)
+        expected = min(common(known.left, text) if known.left else written, asked.base - (asked.num_tokens > 0))
+        known.text, known.seed, known.begun = text, seed, True
+        known.epoch, known.number, known.done = asked.epoch, asked.number, None
+        assert expected == found.standing(asked)
         found.begin()
-        assert found.filled <= min(asked.keep, asked.base - 1)
+        assert expected == found.filled
+        assert max(0, expected - written) == found.front.reused
+        if asked.num_tokens or expected < asked.base:
+            known.left = ()  # something will be written
+
+    def write(self, session: SessionId, tokens: tuple[int, ...]) -> None:
+        """Feeds tokens that follow what is filled: whatever the slot held from there on is gone."""
+        if tokens:
+            known, found = self.known[session], self.table.get(session)
+            assert found is not None
+            assert found.filled <= len(self.cells[known.slot]), "a hole in the cache"
+            self.cells[known.slot][found.filled :] = tokens
+            found.filled += len(tokens)
+
+    def catch_up(self, session: SessionId, most: int) -> None:
+        """Feeds up to so many tokens of the text, but for a last one that is sampled from."""
+        known, found = self.known[session], self.table.get(session)
+        assert found is not None
+        asked = known.waiting[0][0]
+        last = asked.base - (asked.num_tokens > 0)
+        self.write(session, known.text[found.filled : min(last, found.filled + most)])
+
+    @precondition(lambda self: self.working(True))
+    @rule(data=st.data(), most=st.integers(1, 3))
+    def step(self, data: st.DataObject, most: int) -> None:
+        """A piece of a text that is read over several steps; it may be the last that is ever read of it."""
+        self.catch_up(data.draw(st.sampled_from(self.working(True))), most)
+
+    @precondition(lambda self: self.working(True))
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 2), min_size=1, max_size=2).map(tuple))
+    def run_ahead(self, data: st.DataObject, tokens: tuple[int, ...]) -> None:
+        """A draft feeds what it drafted, past the text, but for the newest token."""
+        session = data.draw(st.sampled_from(self.working(True)))
+        known, found = self.known[session], self.table.get(session)
+        assert found is not None
+        asked = known.waiting[0][0]
+        if asked.num_tokens:
+            known.drafted += tokens
+            self.write(session, (*known.text, *known.drafted)[found.filled : -1])
 
     @precondition(lambda self: self.working(False))
     @rule(tail=st.lists(st.integers(0, 2), max_size=3))
@@ -264,12 +358,20 @@ class Machine(RuleBasedStateMachine):
         self.finish_one(data.draw(st.sampled_from(self.working(True))), tail)
 
     def finish_one(self, session: SessionId, tail: list[int]) -> None:
-        known = self.known[session]
-        asked, _, _ = known.waiting.pop(0)
-        answer = Answer(session, asked.epoch, asked.number, asked.base + len(tail), Block(tuple(tail)))
-        known.text, known.begun, known.done = (*known.text, *tail), False, (asked, answer)
-        found = self.table.get(session)
+        """As a draft, whose newest token was never fed, or as a target, of whose block `tail` stands and the rest does not."""
+        known, found = self.known[session], self.table.get(session)
         assert found is not None
+        asked = known.waiting[0][0]
+        self.catch_up(session, asked.base)
+        if known.drafted:
+            tail = list(known.drafted[:-1])
+        elif asked.num_tokens:
+            self.write(session, (*known.text, *tail, 7, 7)[found.filled :])
+        else:
+            tail = []
+        known.waiting.pop(0)
+        answer = Answer(session, asked.epoch, asked.number, asked.base + len(tail), Block(tuple(tail)))
+        known.text, known.begun, known.done, known.drafted = (*known.text, *tail), False, (asked, answer), ()
         found.finish(answer, tail)
         self.turn(known, [refusal.reason for _, refusal in self.table.turn(found)])
 
@@ -283,7 +385,7 @@ class Machine(RuleBasedStateMachine):
         assert found is not None
         self.turn(known, [refusal.reason for _, refusal in self.table.withdraw(found)])
         if known.number < 0 and not known.waiting:
-            del self.known[session]
+            self.forget(session)
 
     def turn(self, known: Known, told: list[Reason]) -> None:
         expected = []
@@ -293,10 +395,12 @@ class Machine(RuleBasedStateMachine):
         assert told == expected
 
     @precondition(lambda self: self.known)
-    @rule(data=st.data())
-    def fail(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), failed=st.booleans())
+    def drop(self, data: st.DataObject, failed: bool) -> None:
+        """One whose model failed leaves nothing behind."""
         session = data.draw(st.sampled_from(sorted(self.known)))
-        assert len(self.table.drop(session)) == len(self.known.pop(session).waiting)
+        gone = self.forget(session, failed)
+        assert len(self.table.drop(session, failed=failed)) == len(gone.waiting)
 
     @rule(incarnation=st.sampled_from([1, 2]), counter=st.integers(1, 3))
     def close(self, incarnation: int, counter: int) -> None:
@@ -304,7 +408,8 @@ class Machine(RuleBasedStateMachine):
             return
         session = SessionId(incarnation, counter)
         self.table.close(session, self.now)
-        self.known.pop(session, None)
+        if session in self.known:
+            self.forget(session)
         self.closed[session] = self.now + LEASE_S
 
     # ------------------------------------------------------------ always
@@ -322,6 +427,20 @@ class Machine(RuleBasedStateMachine):
             assert found is not None
             if known.number >= 0:
                 assert tuple(found.prefix.tokens) == known.text
+
+    @invariant()
+    def what_counts_as_cached_is_there(self) -> None:
+        """The one thing that must never be wrong: a token that is not computed since another stands in its place."""
+        for session, known in self.known.items():
+            found, cells = self.table.get(session), tuple(self.cells[known.slot])
+            assert found is not None
+            assert known.slot == found.slot
+            assert found.cached == cells[: len(found.cached)]
+            if known.begun:
+                assert (*known.text, *known.drafted)[: found.filled] == cells[: found.filled]
+            if known.waiting and not known.begun:
+                asked, text, _ = known.waiting[0]
+                assert text[: found.standing(asked)] == cells[: found.standing(asked)]
 
     def teardown(self) -> None:
         """Everybody goes, time passes, nothing is left."""
@@ -348,7 +467,7 @@ def test_repr_tells_the_story() -> None:
 
     assert repr(session) == "Session(7 epoch=2 number=3 slot=0 length=2 filled=0 front=3 behind=0)"
     assert repr(table) == (
-        "SessionTable(sessions=1 working=1 SlotTable(held=1 free=1) Leases(peers=1 lost=0 tombstones=0))"
+        "SessionTable(sessions=1 working=1 Slots(held=1 free=1 remembered=0) Leases(peers=1 lost=0 tombstones=0))"
     )
 
 
