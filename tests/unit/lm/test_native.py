@@ -179,6 +179,42 @@ def test_no_row_depends_on_the_pass(kind: str, precision: str, exactness: str, l
         assert torch.equal(torch.cat(actual), expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_copied_beginning_goes_on_as_if_it_had_been_read(kind: str, precision: str, load: Load) -> None:
+    """Bit for bit, whatever the target held, not-a-numbers too; and the source goes on as it would have."""
+    model = load(kind, compiled=True, precision=precision)
+    tokens = text()
+    expected = one_by_one(model, tokens)
+    for length in (0, 1, 20, 40):
+        model.forward([Feed(0, 0, tokens[:40], 0), Feed(2, 0, text(50), 0)])
+        for storage in (*model._kv._keys.values(), *model._kv._values.values()):
+            storage[2] = torch.nan
+
+        model.copy(0, 2, length)
+
+        wrong = [(token + 1) % VOCAB for token in tokens[length : length + 3]]
+        model.forward([Feed(2, length, wrong, 3)])  # refused
+        actual = model.forward([Feed(2, length, tokens[length:], CONTEXT - length), Feed(0, 40, tokens[40:], 24)])
+        assert torch.equal(torch.cat([expected[length:], expected[40:]]), actual)
+        assert not any(storage[2].isnan()[:, :CONTEXT].any() for storage in model._kv._keys.values())
+
+
+def test_a_compiled_model_copies_nothing_it_does_not_hold(load: Load) -> None:
+    """Refused before anything is written, as by any other."""
+    model = load("llama", compiled=True)
+    start = [Feed(0, 0, text(9), 0), Feed(1, 0, text(5), 0)]
+    more = [Feed(0, 9, [7], 1), Feed(1, 5, [7], 1)]
+    model.forward(start)
+    expected = model.forward(more).clone()
+    model.forward(start)
+    for arguments in ((0, 1, 10), (0, 0, 3), (0, 4, 3), (-1, 1, 0), (0, 1, -1)):
+        with pytest.raises(ValueError, match="slot"):
+            model.copy(*arguments)
+
+    assert torch.equal(expected, model.forward(more))
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_no_row_depends_on_the_threads(count: int, load: Load, threads: Callable[[int], None]) -> None:
     model = load("llama_long_heads", compiled=True)

@@ -77,6 +77,37 @@ def test_a_cached_token_out_of_its_place_changes_the_scores() -> None:
     assert not np.array_equal(model.forward([Feed(0, 3, [2], 1)]), expected)
 
 
+@pytest.mark.parametrize("length", [0, 1, 4, 6])
+def test_a_copied_beginning_goes_on_as_if_it_had_been_read(length: int) -> None:
+    """The source is as it was, and of what the target held before, shorter or longer, nothing is left."""
+    model = TableModel(TableConfig(vocab_size=7, max_context=CAPACITY), SLOTS)
+    held, more = [1, 2, 3, 4, 5, 6], [0, 3]
+    for before in ([], [6, 6], [6] * CAPACITY):
+        if before:
+            model.forward([Feed(2, 0, before, 0)])
+        model.forward([Feed(0, 0, held, 0)])
+        model.copy(0, 2, length)
+
+        with pytest.raises(ValueError, match=f"starts at {length + 1}, but holds {length} tokens"):
+            model.forward([Feed(2, length + 1, more, 1)])
+        scores = model.forward([Feed(2, length, more, 2), Feed(0, 6, more, 2)]).numpy()
+        expected = solo([*held[:length], *more])[-2:], solo([*held, *more])[-2:]
+        assert np.array_equal(np.concatenate(expected), scores)
+
+
+@pytest.mark.parametrize(("source", "target", "length"), [(0, 0, 1), (0, 1, 4), (0, 1, -1), (3, 1, 1), (0, -1, 1)])
+def test_a_copy_that_cannot_be_changes_no_slot(source: int, target: int, length: int) -> None:
+    """Refused before anything is written."""
+    model = TableModel(TableConfig(vocab_size=7, max_context=CAPACITY), SLOTS)
+    texts = {0: [1, 2, 3], 1: [4, 5], 2: [6]}
+    model.forward([Feed(slot, 0, tokens, 0) for slot, tokens in texts.items()])
+    with pytest.raises(ValueError, match="slot"):
+        model.copy(source, target, length)
+
+    scores = model.forward([Feed(slot, len(tokens), [0], 1) for slot, tokens in texts.items()]).numpy()
+    assert np.array_equal(np.concatenate([solo([*tokens, 0])[-1:] for tokens in texts.values()]), scores)
+
+
 def test_order_counts_the_tokens_that_matter() -> None:
     """A table of order 1 forgets all but the last token, wherever it stands."""
     assert np.array_equal(solo([1, 2, 3], order=1)[-1], solo([5, 3], order=1)[-1])

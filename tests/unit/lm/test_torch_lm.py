@@ -141,6 +141,76 @@ def test_a_slot_that_held_not_a_number_is_clean_for_the_next(load: Load) -> None
     torch.testing.assert_close(model.forward(feeds), expected)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3_wide", "gpt2"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"fused": False}, {"exactness": "strict", "max_block": 4}], ids=["fused", "plain", "strict"]
+)
+def test_a_copied_beginning_goes_on_as_if_it_had_been_read(kind: str, settings: dict[str, Any], load: Load) -> None:
+    """In every layer, keys and values, beside a longer neighbour; the source goes on too, and the others are not touched."""
+    model = load(kind, **settings)
+    other, neighbour = [9, 8, 7], [2] * 30
+    more = [Feed(0, len(PROMPT), [4, 6], 2), Feed(1, 3, [5], 1), Feed(3, 30, [1], 1)]
+    for length in (0, 1, 7, len(PROMPT)):
+        start = [Feed(0, 0, PROMPT, 0), Feed(1, 0, other, 0), Feed(3, 0, neighbour, 0)]
+        read = [Feed(2, 0, PROMPT[:length], 0)] if length else []
+        model.forward([*start, *read])
+        expected = model.forward([*more, Feed(2, length, [4, 4], 2)]).clone()
+        model.forward([*start, Feed(2, 0, [8] * 20, 0)])
+
+        model.copy(0, 2, length)
+
+        actual = model.forward([*more, Feed(2, length, [4, 4], 2)])
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_copy_clears_what_the_target_held(load: Load) -> None:
+    """Not-a-numbers too, wherever they lie. The neighbour is longer, so its cells are read too."""
+    model = load("llama")
+    beside = [Feed(0, len(PROMPT), [4], 1), Feed(1, 4, [5], 1)]
+    model.forward([Feed(0, 0, PROMPT, 0), Feed(1, 0, PROMPT[:4], 0)])
+    expected = model.forward(beside).clone()
+    assert len(model._passes(beside)[0].groups) == 1
+    model.forward([Feed(0, 0, PROMPT, 0), Feed(1, 0, [9] * CONTEXT, 0)])
+    for storage in (*model._kv._keys.values(), *model._kv._values.values()):
+        storage[1] = torch.nan
+
+    model.copy(0, 1, 4)
+
+    torch.testing.assert_close(model.forward(beside), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="starts at 6, but holds 5 tokens"):
+        model.forward([Feed(1, 6, [5], 1)])
+
+
+def test_a_slot_that_was_copied_to_is_wiped_for_the_next_text(load: Load) -> None:
+    """What was copied counts as written: a not-a-number among it is gone when another text starts there."""
+    model = load("llama")
+    feeds = [Feed(0, 0, PROMPT, 1), Feed(1, 0, [9] * (len(PROMPT) + 5), 1)]
+    expected = model.forward(feeds).clone()
+    model.forward([Feed(0, 0, [1], 0), Feed(1, 0, [9] * (len(PROMPT) + 5), 0)])
+    for storage in (*model._kv._keys.values(), *model._kv._values.values()):
+        storage[1] = torch.nan
+    model.copy(1, 0, len(PROMPT) + 5)
+
+    torch.testing.assert_close(model.forward(feeds), expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "length"), [(0, 0, 1), (0, 1, 4), (0, 1, -1), (4, 1, 1), (0, 4, 1), (0, -1, 1)]
+)
+def test_a_copy_that_cannot_be_changes_no_slot(source: int, target: int, length: int, load: Load) -> None:
+    """Refused before anything is written."""
+    model = load("llama")
+    start = [Feed(0, 0, [1, 2, 3], 0), Feed(1, 0, [4, 5], 0), Feed(3, 0, [6], 0)]
+    more = [Feed(0, 3, [7], 1), Feed(1, 2, [7], 1), Feed(3, 1, [7], 1)]
+    model.forward(start)
+    expected = model.forward(more).clone()
+    model.forward(start)
+    with pytest.raises(ValueError, match="slot"):
+        model.copy(source, target, length)
+
+    torch.testing.assert_close(model.forward(more), expected)
+
+
 @pytest.mark.parametrize("kind", ["llama", "llama_heads", "qwen3_wide"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_rows_attend_together_or_apart_alike(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +41,9 @@ class EverythingAtOnce:
     spec: ModelSpec = field(default_factory=lambda: ModelSpec("m", "m", 9, (), 9, (), GREEDY, "cpu", "float32", "f"))
     num_slots: int = 2
     due: list[list[Due]] = field(default_factory=list)
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    """What was copied, by slots and length."""
+    copy_raises: bool = False
 
     def check(self, task: Task) -> None:
         if 8 in task.append:
@@ -48,6 +52,11 @@ class EverythingAtOnce:
     def plan(self, jobs: Sequence[Job], due: Sequence[Due], free_since: float, now: float) -> Plan:
         self.due.append(list(due))
         return Plan(tuple(Part(job, 1, True) for job in jobs))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        if self.copy_raises:
+            raise RuntimeError("the device has gone")
+        self.copies.append((source, target, length))
 
     def run(self, parts: Sequence[Part]) -> StepResult:
         return StepResult([Done(part.job, Block((5,))) for part in parts], 100_000, 2_000_000, 30_000)
@@ -269,6 +278,84 @@ def test_reset_answers_everybody_and_forgets_everything() -> None:
 
     assert told(desk) == [("a", [(1, "Failure"), (2, "Failure"), (2, "Failure")], False)]
     assert len(desk.table) == 0
+
+
+PROMPT = tuple(range(1, 8)) * 2
+"""Long enough to be worth a copy."""
+
+
+def filled_after(desk: Desk, stream: End, counter: int) -> int:
+    """Tokens of the prompt that are cached for a new session when its task is taken up."""
+    desk.frame(stream, 1, TaskFrame(tasks=(ask(counter, append=PROMPT, num_tokens=1),)), 0, 0, 0)
+    plan = desk.plan(0, 0)
+    desk.begin(plan.parts, 0, 0)
+    session = desk.table.get(SessionId(1, counter))
+    assert session is not None
+    return session.filled
+
+
+def test_a_beginning_is_copied_when_its_task_comes() -> None:
+    """At once, before slots change again: two come in one frame, and begin like a third that lives. Each answer says how much."""
+    desk = Desk(stepper := EverythingAtOnce(num_slots=3), 60.0, 600.0)
+    desk.open(a := End("a"), Hello(1, 1, 5000, 1))
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1, append=PROMPT),)), 0, 0, 0)
+    step(desk, 0)
+    desk.frame(a, 1, TaskFrame(tasks=(ask(2, append=PROMPT, num_tokens=1), ask(3, append=(*PROMPT[:9], 0)))), 0, 0, 0)
+
+    assert [(0, 1, len(PROMPT)), (0, 2, 9)] == stepper.copies
+    step(desk, 0)
+    assert [0, len(PROMPT) - 1, 9] == [answer.reused for answer in desk.take_out()[1]]
+
+
+def test_nothing_is_copied_where_the_slot_is_taken_over_or_caching_is_off() -> None:
+    """One slot; then many, with a worker that keeps prompts apart."""
+    for slots, caching, expected in ((1, True, len(PROMPT) - 1), (3, False, 0)):
+        desk = Desk(stepper := EverythingAtOnce(num_slots=slots), 60.0, 600.0, prefix_caching=caching)
+        desk.open(a := End("a"), Hello(1, 1, 5000, 1))
+        desk.frame(a, 1, TaskFrame(tasks=(ask(1, append=PROMPT),)), 0, 0, 0)
+        step(desk, 0)
+        if slots == 1:
+            desk.frame(a, 1, TaskFrame(closes=(SessionId(1, 1),)), 0, 0, 0)
+
+        assert expected == filled_after(desk, a, 2)
+        assert [] == stepper.copies
+
+
+@pytest.mark.parametrize("how", ["the step raised", "no law", "reset"])
+def test_nothing_of_a_session_that_failed_is_used(how: str) -> None:
+    """What its slot holds is not to be trusted, though all of its prompt was read in an earlier task."""
+    desk = desk_with((a := End("a"), 1))
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1, append=PROMPT),)), 0, 0, 0)
+    step(desk, 0)
+    session = desk.table.get(SessionId(1, 1))
+    assert session is not None
+    hash_there = session.prefix.hash_at(len(PROMPT))
+    again = ProposeTask(session.id, 1, 2, len(PROMPT), hash_there, (2,))
+    desk.frame(a, 1, TaskFrame(tasks=(again,)), 0, 0, 0)
+    plan = desk.plan(0, 0)
+    desk.begin(plan.parts, 0, 0)
+    if how == "the step raised":
+        desk.fail(plan.parts, Failure("it broke"), StepTiming(), 0)
+    elif how == "no law":
+        desk.finish(plan.parts, StepResult([Done(plan.parts[0].job, Failure("no"))]), StepTiming(), 0)
+    else:
+        desk.reset(Failure("internal error"))
+
+    assert 0 == filled_after(desk, a, 2)
+
+
+def test_a_copy_that_raises_is_never_taken_for_made() -> None:
+    """The slot holds nothing of the beginning then; to go on as if it did would give wrong answers."""
+    desk = Desk(stepper := EverythingAtOnce(num_slots=3), 60.0, 600.0)
+    desk.open(a := End("a"), Hello(1, 1, 5000, 1))
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1, append=PROMPT),)), 0, 0, 0)
+    step(desk, 0)
+    stepper.copy_raises = True
+    with contextlib.suppress(RuntimeError):  # the engine logs what a frame raises, and goes on
+        desk.frame(a, 1, TaskFrame(tasks=(ask(2, append=PROMPT),)), 0, 0, 0)
+    session = desk.table.get(SessionId(1, 2))
+
+    assert session is None or session.found == ()
 
 
 def test_every_answer_is_told_to_observers_even_without_a_stream() -> None:

@@ -505,3 +505,128 @@ def test_a_session_nobody_speaks_of_is_dropped_and_speaking_of_it_keeps_it() -> 
 
     assert table.ids() == [SessionId(1, 2)]
     assert table.next_expiry() == IDLE_S + 10.0
+
+
+# ---------------------------------------------------------------- what another session left
+
+
+LEFT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def table_with_leftovers(slots: int = 1, **settings: bool) -> SessionTable:
+    """A session with the text `LEFT` was here and has gone."""
+    table = SessionTable(slots, IDLE_S, **settings)
+    table.leases.open_stream(1, 1, LEASE_S)
+    session = begun(table, 1, 1, 1, LEFT, 0)
+    session.finish(Answer(session.id, 1, 1, len(LEFT), Block()))
+    table.close(session.id, 0.0)
+    return table
+
+
+def begun(
+    table: SessionTable, counter: int, epoch: int, number: int, text: tuple[int, ...], keep: int, num_tokens: int = 1
+) -> Session:
+    """The session, once this task of it is taken up."""
+    outcome = table.admit(Job(task(SessionId(1, counter), epoch, number, text, keep, num_tokens=num_tokens)), 0.0)
+    assert isinstance(outcome, Accept)
+    outcome.session.begin()
+    return outcome.session
+
+
+def done(session: Session) -> None:
+    """Its front is answered; nothing stands after the append."""
+    assert session.front is not None
+    asked = session.front.task
+    session.finish(Answer(session.id, asked.epoch, asked.number, asked.base, Block()))
+
+
+def test_a_prompt_that_comes_in_pieces_is_found_piece_by_piece() -> None:
+    """As long as all of it is there nothing is written, so what lies behind it stays; the first token computed ends that."""
+    table = table_with_leftovers()
+    found: list[tuple[int, int]] = []  # (filled, reused) of each task
+    for number, (keep, text, num_tokens) in enumerate(
+        [(0, LEFT[:3], 0), (3, LEFT[:3], 0), (3, LEFT[:6], 0), (6, LEFT[:8], 1), (8, LEFT, 0)]
+    ):
+        session = begun(table, 2, 1, number, text, keep, num_tokens)
+        assert session.front is not None
+        found.append((session.filled, session.front.reused))
+        done(session)
+
+    assert [(3, 3), (3, 0), (6, 3), (7, 1), (8, 0)] == found
+
+
+def test_a_session_that_begins_anew_before_it_wrote_finds_the_same_again() -> None:
+    """Its first text was all there, so the slot still holds what it held: the second parts from it later, or earlier."""
+    table = table_with_leftovers()
+    done(begun(table, 2, 1, 1, LEFT[:3], 0, num_tokens=0))
+    again = begun(table, 2, 2, 2, (*LEFT[:7], 0), 0, num_tokens=0)
+    assert again.front is not None
+
+    assert (7, 7) == (again.filled, again.front.reused)
+    again = begun(table, 2, 3, 3, LEFT, 0, num_tokens=0)
+    assert (0, ()) == (again.filled, again.found)  # something was to be written behind the seven
+
+
+def test_a_cut_before_anything_was_written_goes_on_with_what_is_there() -> None:
+    """Back to one token, and on as the other text does, or not."""
+    table = table_with_leftovers()
+    done(begun(table, 2, 1, 1, LEFT[:5], 0, num_tokens=0))
+    done(begun(table, 2, 2, 2, LEFT[:2], 1, num_tokens=0))
+    session = begun(table, 2, 3, 3, (*LEFT[:4], 0, 0), 1)
+
+    assert 4 == session.filled
+
+
+def test_a_task_that_overtakes_the_first_finds_what_that_would_have_found() -> None:
+    """Begun and wholly there, or not begun at all: nothing was written yet."""
+    for begins in (False, True):
+        table = table_with_leftovers()
+        first = Job(task(SessionId(1, 2), 1, 1, LEFT[:3], 0, num_tokens=0))
+        outcome = table.admit(first, 0.0)
+        assert isinstance(outcome, Accept)
+        if begins:
+            outcome.session.begin()
+
+        assert len(LEFT) - 1 == begun(table, 2, 2, 2, LEFT, 0).filled
+
+
+def test_who_is_withdrawn_before_it_began_leaves_what_it_found() -> None:
+    """It wrote nothing, so the next finds it too."""
+    table = table_with_leftovers()
+    outcome = table.admit(Job(task(SessionId(1, 2), 1, 1, (*LEFT[:6], 0), 0)), 0.0)
+    assert isinstance(outcome, Accept)
+    assert Grant(0, LEFT) == outcome.grant
+    table.withdraw(outcome.session)
+
+    assert len(LEFT) - 1 == begun(table, 4, 1, 1, LEFT, 0).filled
+
+
+@pytest.mark.parametrize(("failed", "expected"), [(False, 3), (True, 0)])
+def test_who_failed_leaves_nothing(failed: bool, expected: int) -> None:
+    """Half of its text was read. After a failure nobody knows what the slot holds."""
+    table = table_with_leftovers()
+    session = begun(table, 2, 1, 1, (7, 7, 7, 7, 7), 0)
+    session.filled = 3
+    table.drop(session.id, failed=failed)
+
+    assert expected == begun(table, 4, 1, 1, (7, 7, 7, 7, 7), 0).filled
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(
+    ("prefix_caching", "counter", "expected"),
+    [(True, 2, (9, 17)), (True, PRIVATE, (0, 9)), (False, 2, (0, 0)), (False, PRIVATE, (0, 0))],
+)
+def test_nothing_is_found_where_that_is_switched_off(
+    prefix_caching: bool, counter: int, expected: tuple[int, int], closed: bool
+) -> None:
+    """At the worker, or for a session, which then leaves nothing either: neither while it lives nor afterwards."""
+    table = table_with_leftovers(3, prefix_caching=prefix_caching)
+    done(begun(table, 4, 1, 1, (*LEFT, 0), 0))  # so that the leftovers are in a slot that nobody takes over from it
+    first = begun(table, counter, 1, 1, (*LEFT, *LEFT), 0)
+    filled = first.filled
+    done(first)
+    if closed:
+        table.close(first.id, 0.0)
+
+    assert expected == (filled, begun(table, 5, 1, 1, (*LEFT, *LEFT), 0).filled)
