@@ -61,6 +61,10 @@ class DraftStepper:
         """The proposer's own."""
         self._proposer.copy(source, target, length)
 
+    def cut(self, slot: int, length: int) -> None:
+        """The proposer's own."""
+        self._proposer.cut(slot, length)
+
     def check(self, task: Task) -> None:
         """Limits of context, append and vocabulary. Asking for too long a block is fine: it comes out shorter."""
         if not isinstance(task, ProposeTask):

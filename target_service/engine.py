@@ -55,6 +55,10 @@ class TargetStepper:
         """The model's own."""
         self._model.copy(source, target, length)
 
+    def cut(self, slot: int, length: int) -> None:
+        """The model's own."""
+        self._model.cut(slot, length)
+
     def check(self, task: Task) -> None:
         """Limits of context, block, append and vocabulary."""
         if not isinstance(task, VerifyTask):

@@ -74,5 +74,8 @@ class Proposer(Protocol):
     def copy(self, source: int, target: int, length: int) -> None:
         """Slot `target` holds the first `length` tokens of slot `source` from now on, and nothing else."""
 
+    def cut(self, slot: int, length: int) -> None:
+        """Slot `slot` holds its first `length` tokens from now on, and nothing else."""
+
     def advance(self, lines: Sequence[Line]) -> Advance:
         """One step of all sequences. Mutates their slots. Raises whatever the model raises; then all lines failed."""

@@ -44,6 +44,10 @@ class ModelProposer:
         """The model's own."""
         self._model.copy(source, target, length)
 
+    def cut(self, slot: int, length: int) -> None:
+        """The model's own."""
+        self._model.cut(slot, length)
+
     def advance(self, lines: Sequence[Line]) -> Advance:
         """See the port."""
         began = now_ns()

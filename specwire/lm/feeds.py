@@ -76,6 +76,14 @@ class SlotLengths:
             raise ValueError(f"slot {source} holds {self._lengths[source]} tokens, not {length} for slot {target}")
         self._lengths[target] = length
 
+    def cut(self, slot: int, length: int) -> None:
+        """The slot holds its first `length` tokens and nothing else. Raises ValueError where it holds fewer."""
+        if not 0 <= slot < len(self._lengths):
+            raise ValueError(f"slot {slot} does not exist, there are {len(self._lengths)}")
+        if not 0 <= length <= self._lengths[slot]:
+            raise ValueError(f"slot {slot} holds {self._lengths[slot]} tokens, not {length}")
+        self._lengths[slot] = length
+
     def begin(self, feeds: Sequence[Feed]) -> None:
         """The pass is about to write: what a slot held from a feed's start on is gone, even if the pass fails."""
         for feed in feeds:

@@ -70,14 +70,22 @@ class KVSlots(Cache):  # type: ignore[misc]
 
     def open(self, slot: int, first: int, end: int) -> None:
         """These cells of a slot are about to be written."""
-        if first == 0 and self._ever_written[slot]:
-            self._wipe(slot)
+        if first == 0:
+            self.wipe(slot)
         self._ever_written[slot] = max(self._ever_written[slot], end)
+
+    def wipe(self, slot: int, first: int = 0) -> None:
+        """Nothing stands in a slot from cell `first` on."""
+        last = self._ever_written[slot]
+        if first < last:
+            for layer in (self._keys, self._values):
+                for storage in layer.values():
+                    storage[slot, :, first:last] = 0
+            self._ever_written[slot] = first
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first cells of a slot to another, which holds nothing else afterwards."""
-        if self._ever_written[target]:
-            self._wipe(target)
+        self.wipe(target)
         for layer in (self._keys, self._values):
             for storage in layer.values():
                 storage[target, :, :length] = storage[source, :, :length]
@@ -198,12 +206,6 @@ class KVSlots(Cache):  # type: ignore[misc]
     def _allocate(self, states: torch.Tensor) -> torch.Tensor:
         shape = (self.num_slots, states.shape[-2], self.capacity + 1, states.shape[-1])
         return torch.zeros(shape, dtype=states.dtype, device=self.device)
-
-    def _wipe(self, slot: int) -> None:
-        for layer in (self._keys, self._values):
-            for storage in layer.values():
-                storage[slot, :, : self._ever_written[slot]] = 0
-        self._ever_written[slot] = 0
 
 
 def _cells_of(storage: torch.Tensor, group: Group) -> torch.Tensor:

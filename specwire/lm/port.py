@@ -82,5 +82,9 @@ class LanguageModel(Protocol):
         """Slot `target` holds the first `length` tokens of slot `source` from now on, and nothing else. Raises ValueError, before
         anything is changed, where `source` holds fewer or is `target`."""
 
+    def cut(self, slot: int, length: int) -> None:
+        """Slot `slot` holds its first `length` tokens from now on, and nothing else: what another sequence left behind them does no
+        harm. Raises ValueError, before anything is changed, where it holds fewer."""
+
     def synchronize(self) -> None:
         """Waits until the device has done all that was asked of it, for honest timing. No-op on CPU."""

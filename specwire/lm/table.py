@@ -81,6 +81,9 @@ class TableModel:
         self._lengths.copy(source, target, length)
         self._cells[target, :length] = self._cells[source, :length]
 
+    def cut(self, slot: int, length: int) -> None:
+        self._lengths.cut(slot, length)
+
     def synchronize(self) -> None:
         """Nothing runs behind the caller's back."""
 

@@ -96,6 +96,12 @@ class TorchModel:
         with torch.no_grad():
             self._kv.copy(source, target, length)
 
+    def cut(self, slot: int, length: int) -> None:
+        self._lengths.cut(slot, length)
+        if not self.compiled:  # those look at no cell behind a token's own
+            with torch.no_grad():
+                self._kv.wipe(slot, length)
+
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -6,6 +6,7 @@ task. A task of a closed session, or one that had not begun when its stream was 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,9 +16,13 @@ from specwire.law.tasks import Answer, Failure, Reason, Refusal, SessionId, Step
 from specwire.law.values import Block, Verdict
 from specwire.wire.codec import Hello, TaskFrame
 from specwire.worker.jobs import Job
+from specwire.worker.session import Session
 from specwire.worker.sessions import Accept, Resend, SessionTable
+from specwire.worker.slots import Grant
 from specwire.worker.stepper import Done, Due, Part, Plan, Stepper, StepResult
 from specwire.worker.turnaround import Turnaround
+
+log = logging.getLogger(__name__)
 
 Result = Verdict | Block | Refusal | Failure | None
 
@@ -132,10 +137,22 @@ class Desk:
         elif isinstance(outcome, Accept):
             if outcome.session.answered_ns:
                 job.away_ns = max(0, job.mark_ns - outcome.session.answered_ns)
-            if outcome.grant is not None and outcome.grant.source is not None:
-                self._stepper.copy(outcome.grant.source, outcome.grant.slot, len(outcome.grant.found))
+            if outcome.grant is not None and outcome.grant.found:
+                self._prepare(outcome.session, outcome.grant)
             for old in outcome.overtaken:
                 self._refuse(old, outcome.session.place(Reason.STALE, "overtaken by a task of a later epoch"), now_ns)
+
+    def _prepare(self, session: Session, grant: Grant) -> None:
+        """The slot of a new session shall hold what was found for it, and nothing else."""
+        length = len(grant.found)
+        try:
+            if grant.source is None:
+                self._stepper.cut(grant.slot, length)
+            else:
+                self._stepper.copy(grant.source, grant.slot, length)
+        except Exception:
+            log.exception("what slot %d should hold is read again", grant.slot)
+            session.found = ()
 
     def expire(self, now_ns: int) -> None:
         """Lets leases run out."""

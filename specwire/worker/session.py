@@ -82,7 +82,7 @@ class Session:
         """Tokens of the task's text that need not be computed when it begins. Beyond that the cache is of no use to it: a row of
         scores belongs to the last confirmed token, so that one is always written (again)."""
         stands = min(self.filled, task.keep)
-        if stands == task.keep and self.found:
+        if self.found and not (task.opening and task.opening.private_prompt):
             stands += common(self.found[stands:], task.append)
         return min(stands, task.base - 1 if samples(task) else task.base)
 
@@ -94,7 +94,7 @@ class Session:
         self.deadline_ns = self.front.deadline_ns
         written, self.filled = min(self.filled, task.keep), self.standing(task)
         self.front.reused = max(0, self.filled - written)
-        if samples(task) or self.filled < task.base:
+        if self.filled < task.base:
             self.found = ()
         if task.opening is not None:
             self.opening = task.opening

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from specwire.law.cursor import Prefix
 from specwire.law.tasks import Answer, Reason, Refusal, SessionId
-from specwire.worker.jobs import Job, same_task
+from specwire.worker.jobs import Job, same_task, samples
 from specwire.worker.leases import Leases
 from specwire.worker.session import Session
 from specwire.worker.slots import Grant, Slots
@@ -142,7 +142,7 @@ class SessionTable:
             return self._slots.acquire((), {})
         sessions = self._sessions.values()
         busy = {each.slot: each.cached for each in sessions if not each.opening.private_prompt}
-        return self._slots.acquire(job.task.append, busy)
+        return self._slots.acquire(job.task.append, busy, goes_on=not samples(job.task))
 
     def _evict(self, now: float) -> bool:
         """Makes room at the cost of a replay at most: of the session that has been without a stream for longest, else of

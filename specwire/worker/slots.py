@@ -40,21 +40,29 @@ class Slots:
         held = self._num_slots - len(self._free)
         return f"Slots(held={held} free={len(self._free)} remembered={sum(map(len, self._free.values()))})"
 
-    def acquire(self, text: tuple[int, ...], busy: Mapping[int, tuple[int, ...]]) -> Grant | None:
-        """A slot for a text that begins with `text`; None: all are held. `busy`: tokens that held slots hold."""
+    def acquire(
+        self, text: tuple[int, ...], busy: Mapping[int, tuple[int, ...]], *, goes_on: bool = False
+    ) -> Grant | None:
+        """A slot for a text that begins with `text`; None: all are held. `busy`: tokens that held slots hold. `goes_on`: more of
+        it is to come, so what follows in a slot that holds all of this may be wanted too."""
         if not self._free:
             return None
         known = {**self._free, **busy} if self._remember else {}
-        donor = max(known, key=lambda slot: common(known[slot], text), default=None)
-        found = 0 if donor is None else common(known[donor], text)
-        if donor in self._free and found and (2 * found >= len(self._free[donor]) or len(self._free) == 1):
-            return Grant(donor, self._free.pop(donor))
+        found = {slot: common(tokens, text) for slot, tokens in known.items()}
+        most = max(found.values(), default=0)
+        if goes_on and most == len(text):
+            found = {slot: len(known[slot]) for slot in known if found[slot] == most}
+            most = max(found.values())
+        donors = [slot for slot in found if found[slot] == most]
+        for slot in sorted((slot for slot in donors if slot in self._free), key=lambda slot: len(known[slot])):
+            if most and (2 * most >= len(known[slot]) or len(self._free) == 1):
+                return Grant(slot, self._free.pop(slot))
+        copied = most >= LEAST_COPIED
         empty = [slot for slot, tokens in self._free.items() if not tokens]
-        slot = min(empty) if empty else next(slot for slot in self._free if slot != donor or len(self._free) == 1)
+        others = [slot for slot in self._free if not (copied and slot == donors[0])]
+        slot = min(empty) if empty else others[0]
         del self._free[slot]
-        if donor is None or found < LEAST_COPIED:
-            return Grant(slot)
-        return Grant(slot, known[donor][:found], donor)
+        return Grant(slot, known[donors[0]][:most], donors[0]) if copied else Grant(slot)
 
     def release(self, slot: int, tokens: tuple[int, ...]) -> None:
         """Gives back a held slot that holds `tokens`. ValueError when it is not held: a slot freed twice would serve two texts."""

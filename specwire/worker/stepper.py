@@ -87,5 +87,8 @@ class Stepper(Protocol):
     def copy(self, source: int, target: int, length: int) -> None:
         """The model's own."""
 
+    def cut(self, slot: int, length: int) -> None:
+        """The model's own."""
+
     def run(self, parts: Sequence[Part]) -> StepResult:
         """Computes. The jobs have begun. Moves `filled` of their sessions; raises whatever the model raises."""

@@ -181,6 +181,23 @@ def test_a_copy_clears_what_the_target_held(load: Load) -> None:
         model.forward([Feed(1, 6, [5], 1)])
 
 
+def test_what_stands_behind_a_cut_does_no_harm(load: Load) -> None:
+    """A row that nobody judged may have been not-a-number. The neighbour is longer, so its cell is read too."""
+    model = load("llama")
+    beside = [Feed(0, 5, [4], 1), Feed(1, len(PROMPT), [5], 1)]
+    model.forward([Feed(0, 0, PROMPT[:5], 0), Feed(1, 0, PROMPT, 0)])
+    expected = model.forward(beside).clone()
+    model.forward([Feed(0, 0, PROMPT[:8], 0)])
+    for storage in (*model._kv._keys.values(), *model._kv._values.values()):
+        storage[0, :, 7] = torch.nan
+
+    model.cut(0, 5)
+
+    torch.testing.assert_close(model.forward(beside), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="slot 0 holds 6 tokens, not 7"):
+        model.cut(0, 7)
+
+
 def test_a_slot_that_was_copied_to_is_wiped_for_the_next_text(load: Load) -> None:
     """What was copied counts as written: a not-a-number among it is gone when another text starts there."""
     model = load("llama")

@@ -44,6 +44,8 @@ class EverythingAtOnce:
     copies: list[tuple[int, int, int]] = field(default_factory=list)
     """What was copied, by slots and length."""
     copy_raises: bool = False
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    """What was cut, by slot and length."""
 
     def check(self, task: Task) -> None:
         if 8 in task.append:
@@ -57,6 +59,9 @@ class EverythingAtOnce:
         if self.copy_raises:
             raise RuntimeError("the device has gone")
         self.copies.append((source, target, length))
+
+    def cut(self, slot: int, length: int) -> None:
+        self.cuts.append((slot, length))
 
     def run(self, parts: Sequence[Part]) -> StepResult:
         return StepResult([Done(part.job, Block((5,))) for part in parts], 100_000, 2_000_000, 30_000)
@@ -308,7 +313,7 @@ def test_a_beginning_is_copied_when_its_task_comes() -> None:
 
 
 def test_nothing_is_copied_where_the_slot_is_taken_over_or_caching_is_off() -> None:
-    """One slot; then many, with a worker that keeps prompts apart."""
+    """One slot, cut to what is known of it; then many, with a worker that keeps prompts apart."""
     for slots, caching, expected in ((1, True, len(PROMPT) - 1), (3, False, 0)):
         desk = Desk(stepper := EverythingAtOnce(num_slots=slots), 60.0, 600.0, prefix_caching=caching)
         desk.open(a := End("a"), Hello(1, 1, 5000, 1))
@@ -319,6 +324,7 @@ def test_nothing_is_copied_where_the_slot_is_taken_over_or_caching_is_off() -> N
 
         assert expected == filled_after(desk, a, 2)
         assert [] == stepper.copies
+        assert ([(0, len(PROMPT))] if caching else []) == stepper.cuts
 
 
 @pytest.mark.parametrize("how", ["the step raised", "no law", "reset"])

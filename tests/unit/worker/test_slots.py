@@ -113,6 +113,15 @@ def test_a_beginning_is_copied_from_a_busy_slot() -> None:
     assert Grant(1, A, 0) == slots.acquire((*A, 3), {0: (*A, 1, 2)})
 
 
+def test_of_a_text_that_goes_on_more_may_be_wanted_than_has_come() -> None:
+    """Its first piece is all there: what follows is kept, or copied too, since the next piece is not asked about again."""
+    slots = remembering((*A, *LONG), B, C)
+
+    assert Grant(0, (*A, *LONG)) == slots.acquire(A, {}, goes_on=True)
+    assert Grant(1, (*A, *LONG), 0) == slots.acquire(A, {0: (*A, *LONG)}, goes_on=True)
+    assert Grant(2, A, 0) == slots.acquire((*A, 1), {0: (*A, *LONG)}, goes_on=True)
+
+
 def test_the_longest_beginning_is_copied_busy_or_free() -> None:
     """The busy one holds more of it here, and the free one is too good to be overwritten with that."""
     slots = Slots(3, remember=True)
