@@ -105,10 +105,11 @@ class Session:
         self.last = self.answer = None
         self.front.begun = True
 
-    @property
-    def cached(self) -> tuple[int, ...]:
-        """What the slot holds for certain."""
-        return self.found or tuple(self.prefix.tokens[: self.filled])
+    def cached(self, most: int | None = None) -> tuple[int, ...]:
+        """What the slot holds for certain; of that, at most so many tokens."""
+        if self.found:
+            return self.found[:most]
+        return tuple(self.prefix.tokens[: self.filled if most is None else min(most, self.filled)])
 
     def finish(self, answer: Answer, tail: Iterable[int] = ()) -> None:
         """The front is done, and the cache holds its text. `tail`: the tokens that stand after its append."""

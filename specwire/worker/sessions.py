@@ -137,12 +137,15 @@ class SessionTable:
         return Accept(session, grant=grant)
 
     def _grant(self, job: Job) -> Grant | None:
-        assert job.task.opening is not None
-        if job.task.opening.private_prompt:
+        task = job.task
+        assert task.opening is not None
+        if task.opening.private_prompt:
             return self._slots.acquire((), {})
+        goes_on = not samples(task)
+        most = None if goes_on else len(task.append)
         sessions = self._sessions.values()
-        busy = {each.slot: each.cached for each in sessions if not each.opening.private_prompt}
-        return self._slots.acquire(job.task.append, busy, goes_on=not samples(job.task))
+        busy = {each.slot: each.cached(most) for each in sessions if not each.opening.private_prompt}
+        return self._slots.acquire(task.append, busy, goes_on=goes_on)
 
     def _evict(self, now: float) -> bool:
         """Makes room at the cost of a replay at most: of the session that has been without a stream for longest, else of
@@ -188,7 +191,7 @@ class SessionTable:
         known = self._sessions.pop(session, None)
         if known is None:
             return ()
-        self._slots.release(known.slot, () if failed or known.opening.private_prompt else known.cached)
+        self._slots.release(known.slot, () if failed or known.opening.private_prompt else known.cached())
         jobs = (known.front, *known.behind) if known.front else ()
         known.front = None
         known.behind.clear()

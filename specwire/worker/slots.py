@@ -76,12 +76,14 @@ class Slots:
 
 
 def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Tokens that two texts have in common, from the first on."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # slices are compared without a loop of ours
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
+    """Tokens that two texts have in common, from the first on. Takes time for these, not for the texts."""
+    most, low, step = min(len(one), len(other)), 0, 16
+    while low < most:
+        high = min(low + step, most)
+        if one[low:high] == other[low:high]:  # slices are compared without a loop of ours
+            low, step = high, 2 * step
+        elif high - low == 1:
+            break
         else:
-            high = middle - 1
+            step = (high - low) // 2
     return low

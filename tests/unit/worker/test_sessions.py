@@ -435,7 +435,7 @@ class Machine(RuleBasedStateMachine):
             found, cells = self.table.get(session), tuple(self.cells[known.slot])
             assert found is not None
             assert known.slot == found.slot
-            assert found.cached == cells[: len(found.cached)]
+            assert found.cached() == cells[: len(found.cached())]
             if known.begun:
                 assert (*known.text, *known.drafted)[: found.filled] == cells[: found.filled]
             if known.waiting and not known.begun:
