@@ -180,7 +180,8 @@ class Rounds:
                     session.tally.fallbacks += 1
                     self._books.tally.fallbacks += 1
                     self._observer.fallback(session, cause)
-                case Replayed(_, cause):
+                case Replayed(role, cause):
+                    session.replayed = session.replayed or role is Role.TARGET
                     self._books.replays[cause] += 1
                 case Stale():
                     self._books.stale_answers += 1
@@ -271,7 +272,7 @@ class Rounds:
         journey = session.to_target
         way = passage(journey.ready_ns, journey.written_ns, received_ns, taken, answer, frame.step)
         commands = ledger.target_answered(answer, link.generation)
-        if not session.generated:  # later it is a replay
+        if not session.generated and not session.replayed:
             session.cached_tokens += answer.reused
         session.clock.target_passage(way)
         if len(commands) == 1 and isinstance(commands[0], Commit):

@@ -125,6 +125,8 @@ class Session:
         self.tally = Tally()
         self.generated = 0
         self.cached_tokens = 0
+        self.replayed = False
+        """A target was told the text again: what it held of it then says nothing of the prompt."""
         self.to_target = Journey()
         self.to_draft = Journey()
         self.draft_timer: asyncio.TimerHandle | None = None

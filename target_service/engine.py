@@ -118,7 +118,7 @@ class TargetStepper:
             computed - prepared,
             now_ns() - computed,
         )
-        if result.prefill_rows <= result.rows:  # a step that reads prompts says nothing of what lingering saves
+        if result.prefill_rows <= result.rows > 0:  # a step that reads prompts says nothing of what lingering saves
             seconds = (now_ns() - began) / 1e9
             self._step_s = seconds if not self._step_s else (1 - RECENT) * self._step_s + RECENT * seconds
         return result

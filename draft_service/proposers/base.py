@@ -2,8 +2,9 @@
 
 Law. A proposer is called by the engine thread only, once a step, with the sequences of that step. It keeps per sequence
 nothing but the cache slot it is told; a sequence may leave between any two steps, and its slot may be given to another, which
-then starts at 0. What it proposes never changes the output, only how much of it is accepted; but under `rejection` the law it
-states must be the law it sampled from, and how many tokens it proposes must not depend on which tokens they are.
+then starts at 0, or goes on from the beginning that they share (`cut`, `copy`). What it proposes never changes the output, only how
+much of it is accepted; but under `rejection` the law it states must be the law it sampled from, and how many tokens it proposes
+must not depend on which tokens they are.
 """
 
 from __future__ import annotations

@@ -85,11 +85,11 @@ class KVSlots(Cache):  # type: ignore[misc]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first cells of a slot to another, which holds nothing else afterwards."""
-        self.wipe(target)
+        self.wipe(target, length)
         for layer in (self._keys, self._values):
             for storage in layer.values():
                 storage[target, :, :length] = storage[source, :, :length]
-        self._ever_written[target] = length
+        self._ever_written[target] = max(self._ever_written[target], length)
 
     def __enter__(self) -> KVSlots:
         _active.kv = self

@@ -46,8 +46,8 @@ class ModelConfig(BaseModel):
     """strict: scores do not depend on what else is in the batch. Compiled layers (native.c) keep that at no cost; others by one
     fixed shape of every pass, slowly."""
     fused: bool = True
-    """Llama and its relatives run on our own layers: compiled ones on CPUs (native.c) in float16 or float32, else ones of fewer and
-    larger operations (fused.py); false: on transformers' own."""
+    """Llama and its relatives run on our own layers: on CPUs compiled ones (native.c) in float32, float16 or int8, else ones of
+    fewer and larger operations (fused.py); false: on transformers' own."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads on a CPU; 0: as the library decides."""
     table: TableConfig | None = None

@@ -226,7 +226,8 @@ class GenerateRequest(_message.Message):
     """For logs and traces. Absent: chosen by the server. At most 128 printable characters."""
     private_prompt: _builtins.bool
     """True: the prompt is read whole, and what was read serves no other request. Absent: its beginning is taken from earlier prompts that
-    begin alike, and later ones may take theirs from it. The answer is the same; only how soon it begins tells the difference.
+    begin alike, and later ones may take theirs from it. The answer is the same, up to rounding where
+    `exactness` is fast and layers are not compiled; how soon it begins tells the difference.
     """
     @_builtins.property
     def chat(self) -> Global___Chat:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from specwire.law.cursor import Prefix
 from specwire.law.tasks import Answer, Reason, Refusal, SessionId
-from specwire.worker.jobs import Job, same_task, samples
+from specwire.worker.jobs import Job, same_task
 from specwire.worker.leases import Leases
 from specwire.worker.session import Session
 from specwire.worker.slots import Grant, Slots
@@ -139,13 +139,14 @@ class SessionTable:
     def _grant(self, job: Job) -> Grant | None:
         task = job.task
         assert task.opening is not None
-        if task.opening.private_prompt:
+        if self._slots.full:
+            return None
+        if task.opening.private_prompt or not self._slots.remembers:
             return self._slots.acquire((), {})
-        goes_on = not samples(task)
-        most = None if goes_on else len(task.append)
+        length = max(len(task.append), task.opening.prompt_length)
         sessions = self._sessions.values()
-        busy = {each.slot: each.cached(most) for each in sessions if not each.opening.private_prompt}
-        return self._slots.acquire(task.append, busy, goes_on=goes_on)
+        busy = {each.slot: each.cached(length) for each in sessions if not each.opening.private_prompt}
+        return self._slots.acquire(task.append, busy, length)
 
     def _evict(self, now: float) -> bool:
         """Makes room at the cost of a replay at most: of the session that has been without a stream for longest, else of

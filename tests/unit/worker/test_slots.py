@@ -36,16 +36,16 @@ def remembering(*texts: Text, remember: bool = True) -> Slots:
 
 @pytest.mark.parametrize("found", [1, LEAST_COPIED])
 def test_the_free_slot_with_the_best_beginning_is_taken_over(found: int) -> None:
-    """However short that is: nothing is copied. All that it holds is told, since the rest of the text may come later."""
+    """However short that is: nothing is copied. What the text parts from is cut off: nobody may have judged it."""
     slots = remembering(B, (*A[:found], 5), A[: found - 1])
 
-    assert Grant(1, (*A[:found], 5)) == slots.acquire((*A[:found], 6), {})
+    assert Grant(1, A[:found]) == slots.acquire((*A[:found], 6), {})
 
 
 @pytest.mark.parametrize(
     ("behind", "expected"),
     [
-        (LONG[:-1], Grant(0, (*A, *LONG[:-1]))),
+        (LONG[:-1], Grant(0, A)),
         (LONG, Grant(1, A, 0)),
     ],
     ids=["half", "more than half"],
@@ -61,14 +61,14 @@ def test_the_only_free_slot_is_taken_over_whatever_goes() -> None:
     """It is overwritten in any case; what it has in common with the text need not be read."""
     slots = remembering((*A, *LONG, *LONG))
 
-    assert Grant(0, (*A, *LONG, *LONG)) == slots.acquire((*A[:3], 1), {})
+    assert Grant(0, A[:3]) == slots.acquire((*A[:3], 1), {})
 
 
 def test_of_slots_that_begin_alike_the_one_that_loses_least_is_taken_over() -> None:
     """One of them holds the beginning and little more: a copy over a third text would lose that one for nothing."""
     slots = remembering((*A, *LONG), B, (*A, 5))
 
-    assert Grant(2, (*A, 5)) == slots.acquire((*A, 1), {})
+    assert Grant(2, A) == slots.acquire((*A, 1), {})
 
 
 # ---------------------------------------------------------------- a beginning that is copied
@@ -114,12 +114,25 @@ def test_a_beginning_is_copied_from_a_busy_slot() -> None:
 
 
 def test_of_a_text_that_goes_on_more_may_be_wanted_than_has_come() -> None:
-    """Its first piece is all there: what follows is kept, or copied too, since the next piece is not asked about again."""
-    slots = remembering((*A, *LONG), B, C)
+    """Its first piece is all there: what follows is kept, or copied too, up to the length it will have; nobody asks again."""
+    slots, whole = remembering((*A, *LONG), B, C, B), (*A, *LONG)
 
-    assert Grant(0, (*A, *LONG)) == slots.acquire(A, {}, goes_on=True)
-    assert Grant(1, (*A, *LONG), 0) == slots.acquire(A, {0: (*A, *LONG)}, goes_on=True)
-    assert Grant(2, A, 0) == slots.acquire((*A, 1), {0: (*A, *LONG)}, goes_on=True)
+    assert Grant(0, whole) == slots.acquire(A, {}, length=len(whole) + 9)
+    assert Grant(1, whole, 0) == slots.acquire(A, {0: whole}, length=len(whole) + 9)
+    assert Grant(2, whole[:-1], 0) == slots.acquire(A, {0: whole}, length=len(whole) - 1)
+    assert Grant(3, A, 0) == slots.acquire((*A, 1), {0: whole}, length=len(whole) + 9)
+
+
+def test_a_short_text_leaves_the_long_one_alone_that_it_begins() -> None:
+    """All of it is there, and no more will come: the conversation behind it stays where it is."""
+    slots = remembering((*A, *LONG), ())
+
+    assert Grant(1, A, 0) == slots.acquire(A, {}, length=len(A))
+
+
+def test_a_text_of_nothing_finds_nothing() -> None:
+    """Not sent by anybody, but it can be."""
+    assert Grant(1) == remembering(A, ()).acquire((), {})
 
 
 def test_the_longest_beginning_is_copied_busy_or_free() -> None:
@@ -218,14 +231,17 @@ class Cache(RuleBasedStateMachine):
             return
         assert grant is not None
         assert grant.slot in self.freed
+        before = self.cells[grant.slot]
         if grant.source is not None:
             assert grant.source != grant.slot
             assert len(grant.found) >= 2
             assert grant.found == text[: len(grant.found)]
             self.cells[grant.slot] = self.cells[grant.source][: len(grant.found)]
-        assert grant.found in ((), self.cells[grant.slot])
+        self.cells[grant.slot] = self.cells[grant.slot][: len(grant.found)]  # what is not found is cut off
+        assert grant.found == self.cells[grant.slot]
+        assert grant.found == text[: len(grant.found)]
         if not grant.found:
-            assert common(self.cells[grant.slot], text) == 0 or len(self.freed) > 1
+            assert common(before, text) == 0 or len(self.freed) > 1
         self.freed.remove(grant.slot)
         self.held.append(grant.slot)
         same = common(grant.found, text)
