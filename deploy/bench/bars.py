@@ -245,7 +245,9 @@ def show(report: dict[str, Any], console: Console) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser("python -m deploy.bench.bars", description=__doc__.partition("\n")[0])
-    parser.add_argument("--prompts", required=True, help="JSONL: an object a line with prompt, and kind and max_tokens if wanted")
+    parser.add_argument(
+        "--prompts", required=True, help="JSONL: an object a line with prompt, and kind and max_tokens if wanted"
+    )
     parser.add_argument("--address", help="host:port of the coordinator")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=1, help="times through all prompts; each is one interleaved set")
