@@ -261,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", help="file for the report")
     args = parser.parse_args(argv)
     if args.target is None:
-        args.target, args.draft = (json.dumps(part) for part in _shipped())
+        args.target, args.draft = (json.dumps(part) for part in shipped())
     console = Console(stderr=True)
     items = load([args.prompts], args.max_tokens)[:: args.every]
     report = asyncio.run(measure(args, items, console))
@@ -271,7 +271,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _shipped() -> tuple[dict[str, Any], dict[str, Any]]:
+def shipped() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Model settings of the shipped topology: the target's and the draft's."""
     from deploy.configs import service_configs
     from deploy.models import resolve
     from deploy.topology import load as load_topology

@@ -5,9 +5,10 @@ The same model, built by the same loader, fed by a plain loop in this process: f
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specwire.law.values import GREEDY, Block, Law, Opening
@@ -39,14 +40,20 @@ class EngineLoop:
 
     def plain_steps(self, context: int, count: int) -> list[float]:
         """Seconds of so many plain steps of the target one after the other, beginning with `context` tokens cached."""
+        return [step() for step in self.steps(context, count)]
+
+    def steps(self, context: int, count: int) -> Iterator[Callable[[], float]]:
+        """So many plain steps of the target, to be taken in turn; each says how many seconds it took."""
         prompt = [1 + i % 1000 for i in range(context + count)]
         self.target.forward([Feed(0, 0, prompt[:context], 0)])
-        seconds = []
-        for length in range(context + 1, context + count + 1):
+
+        def step(length: int) -> float:
             begun = time.perf_counter()
             self._step(self.target, "target", prompt[:length], 1)
-            seconds.append(time.perf_counter() - begun)
-        return seconds
+            return time.perf_counter() - begun
+
+        for length in range(context + 1, context + count + 1):
+            yield functools.partial(step, length)
 
     def _step(self, model: LanguageModel, name: str, prompt: list[int], rows: int) -> None:
         """`rows` tokens written after all but the last token of the prompt, all of them judged or drafted from."""
