@@ -46,7 +46,8 @@ Address = Annotated[
 @app.command(epilog="Example:  specwire up            # the demo pair\n\nExample:  specwire up my.yaml --no-ray")
 def up(
     topology: Annotated[
-        Path | None, typer.Argument(help="YAML file, or a shipped one by name: default, plain, table, two_gpus.")
+        Path | None,
+        typer.Argument(help="YAML file, or a shipped one by name: default, plain, table, synthetic, two_gpus."),
     ] = None,
     no_ray: Annotated[bool, typer.Option("--no-ray", help="Plain processes on this machine instead of Ray.")] = False,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait until it serves.")] = 180.0,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import secrets
@@ -29,6 +30,8 @@ from specwire.law.errors import InvalidArgument, NoRoom, OurFault, TooLate, Unav
 from specwire.v1 import inference_pb2 as pb
 from specwire.v1 import inference_pb2_grpc, types_pb2
 from specwire.wire import rpc
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 DEFAULT_ADDRESS = "127.0.0.1:8470"
@@ -262,11 +265,13 @@ class Client:
             except (grpc.aio.AioRpcError, Unavailable) as error:
                 mapped = rpc.error_of(error) if isinstance(error, grpc.aio.AioRpcError) else error
                 now = time.monotonic()
-                lost_at = now if lost_at is None else lost_at
+                first, lost_at = lost_at is None, now if lost_at is None else lost_at
                 passing = isinstance(mapped, Unavailable) or (isinstance(mapped, NoRoom) and retries > 0)
                 lasting = delivery.started and (repeatable or not delivery.begun)
                 if not passing or not lasting or now - lost_at >= self.retry_for_s:
                     raise mapped from error
+                if first:
+                    log.warning("%s is away (%s); asked again for up to %g s", self.address, mapped, self.retry_for_s)
                 pause = RETRY_S[min(retries, len(RETRY_S) - 1)]
                 if isinstance(mapped, NoRoom):
                     pause = max(pause, mapped.retry_after_s)

@@ -143,7 +143,7 @@ async def measure(address: str, settings: Settings, console: Console) -> dict[st
         finally:
             if other is not None:
                 await other.stop()
-        memory = resident(stats)
+        memory, lost = resident(stats), lost_workers(stats, await client.stats())
     points = [point(here[name], here[PLAIN]) for load, here in passes.items() for name in names[load]]
     return {
         "specwire": __version__,
@@ -165,9 +165,18 @@ async def measure(address: str, settings: Settings, console: Console) -> dict[st
             "temperature": 0.0,
         },
         "points": points,
-        "advice": advice(points),
+        "lost": lost,
+        "advice": advice(points, lost),
         "comparisons": [each for here in passes.values() for each in comparisons(here)],
     }
+
+
+def lost_workers(before: Any, after: Any) -> list[str]:
+    """Workers that are not there any more, or that are other processes or on other streams than before."""
+    now = {
+        worker.name: (worker.info.incarnation, worker.connects) for worker in after.workers if worker.state == "ready"
+    }
+    return [each.name for each in before.workers if now.get(each.name) != (each.info.incarnation, each.connects)]
 
 
 def resident(stats: Any) -> dict[str, float]:

@@ -158,8 +158,10 @@ def _spread(values: Iterable[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(found), **{f"p{percent}": percentile(found, percent) for percent in PERCENTILES}}
 
 
-def advice(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each load how to run, and why: the most tokens per second, if that is surely more than plain decoding's; else plainly."""
+def advice(points: Sequence[dict[str, Any]], lost: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """For each load how to run, and why: the most tokens per second, if that is surely more than plain decoding's; else plainly.
+    `lost`: workers that went away meanwhile."""
+    doubt = f"; but {' and '.join(lost)} went away meanwhile: measure again" if lost else ""
     advised = []
     for load in dict.fromkeys(found["load"] for found in points):
         here = [found for found in points if found["load"] == load]
@@ -170,13 +172,13 @@ def advice(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             worse = best is not None and best["throughput_speedup"]["high"] < 1.0
             why = "everything else is slower" if worse else "nothing is surely faster than plain decoding"
             why += f"; the best of them, {best['variant']}, {_ratio(best)}" if best else ""
-            advised.append({"load": load, "choose": PLAIN, "why": why})
+            advised.append({"load": load, "choose": PLAIN, "why": why + doubt})
             continue
         rate, length = best["speculation"]["acceptance_rate"], best["speculation"]["mean_acceptance_length"]
         why = f"{_ratio(best)}: {best['tokens_per_s']:.1f} tokens/s against {plain['tokens_per_s']:.1f}"
         if rate is not None:
             why += f"; {100 * rate:.0f} % of drafted tokens stand, {length:.2f} tokens a block"
-        advised.append({"load": load, "choose": best["variant"], "why": why})
+        advised.append({"load": load, "choose": best["variant"], "why": why + doubt})
     return advised
 
 

@@ -319,8 +319,8 @@ def test_a_stream_that_ends_without_a_word_is_repeated(server: Server, ask: Ask)
     assert ((1, 2), "ab") == streamed(ask(server.address, prompt="a"))
 
 
-def test_many_losses_are_repeated(server: Server, ask: Ask) -> None:
-    """Each gets a little further, and once it got nothing new at all."""
+def test_many_losses_are_repeated(server: Server, ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    """Each gets a little further, and once it got nothing new at all. Whoever waits is told, once for each loss that goes on."""
     server.play(
         [started(), tokens(1, text="a"), Code.UNAVAILABLE],
         [Code.UNAVAILABLE],
@@ -331,6 +331,9 @@ def test_many_losses_are_repeated(server: Server, ask: Ask) -> None:
     events = ask(server.address, prompt="a")
 
     assert (((1, 2, 3), "abc"), 4) == (streamed(events), events[-1].retries)
+    told = [each.getMessage() for each in caplog.records if each.name == "specwire.client"]
+    assert 2 == len(told)
+    assert all(each.startswith(f"{server.address} is away (") and each.endswith("up to 60 s") for each in told)
 
 
 def test_a_coordinator_that_comes_back_full_is_asked_again(server: Server, ask: Ask) -> None:

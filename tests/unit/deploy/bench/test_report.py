@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from deploy.bench.bench import lost_workers
 from deploy.bench.passes import Load
 from deploy.bench.report import PARTS, advice, against_plain, anatomy, percentile, point, speculation
 from specwire.v1 import inference_pb2 as pb
+from specwire.v1 import types_pb2
 from tests.unit.deploy.bench.made import passed, record
 
 
@@ -103,3 +107,29 @@ def test_advice_says_when_all_else_is_slower() -> None:
         told["why"]
         == "everything else is slower; the best of them, auto, 0.50 times plain [0.50, 0.50] (of 2 passes; 5 tell more)"
     )
+
+
+def test_advice_doubts_what_was_measured_while_a_worker_was_lost() -> None:
+    """Whatever it advises: half of the numbers are those of another service."""
+    plain, fast = [passed("plain", record(6.0), wall_s=9.0)], [passed("auto", record(6.0), wall_s=3.0)]
+    for points in ([point(plain, plain), point(fast, plain)], [point(plain, plain)]):
+        (told,) = advice(points, ["target-0", "draft-0"])
+
+        assert told["why"].endswith("; but target-0 and draft-0 went away meanwhile: measure again")
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "connects", "state", "expected"),
+    [(2, 1, "ready", []), (3, 1, "ready", ["draft-0"]), (2, 2, "ready", ["draft-0"]), (2, 1, "away", ["draft-0"])],
+)
+def test_a_lost_worker_is_noticed(incarnation: int, connects: int, state: str, expected: list[str]) -> None:
+    """Another process, another stream, or not there: whatever is back at the end may have been away."""
+
+    def stats(*draft: Any) -> pb.GetStatsResponse:
+        told: list[Any] = [("target-0", 1, 1, "ready"), ("draft-0", *draft)]
+        workers = [
+            pb.WorkerStats(name=n, info=types_pb2.WorkerInfo(incarnation=i), connects=c, state=s) for n, i, c, s in told
+        ]
+        return pb.GetStatsResponse(workers=workers)
+
+    assert expected == lost_workers(stats(2, 1, "ready"), stats(incarnation, connects, state))
