@@ -220,7 +220,8 @@ def twins(demo: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 200])
 def test_a_target_that_is_its_own_draft(count: int, twins: Stack) -> None:
-    """Field report 103: full length, everything accepted (a near-tie apart), five tokens a round."""
+    """Field report 103: full length, everything accepted (a near-tie apart), five tokens a round with a block. Rounds go on without
+    one while the draft, as slow as its target, still reads the prompt."""
     (request,) = greedy(PROMPTS[2:3], count, ignore_eos=True, num_speculative_tokens=4, method="draft_model")
     answer = twins.answer(**request)
 
@@ -228,7 +229,9 @@ def test_a_target_that_is_its_own_draft(count: int, twins: Stack) -> None:
     assert count == len(answer.ids)
     assert counts.drafted_by_model == counts.drafted > 0
     assert counts.accepted >= 0.98 * counts.drafted
-    assert abs(counts.rounds - count / 5) <= 2
+    plain = counts.rounds - counts.drafts
+    assert plain <= 4
+    assert abs(counts.drafts - (count - plain) / 5) <= 2
 
 
 @pytest.mark.parametrize(
