@@ -190,7 +190,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
 
     assert [
         "[True, True, True]",
-        "['default', 'plain', 'table', 'two_gpus'] 3",
+        "['default', 'plain', 'synthetic', 'table', 'two_gpus'] 3",
         "True True True",
     ] == done.stdout.splitlines()
     assert (0, f"specwire {PROJECT['project']['version']}\n") == (script.returncode, script.stdout)
