@@ -17,7 +17,7 @@ from specwire.law.tasks import Failure, ProposeTask, Task
 from specwire.law.values import Block, Source, SparseLaw
 from specwire.lm.port import ModelSpec
 from specwire.wire.stopwatch import now_ns
-from specwire.worker.jobs import Job
+from specwire.worker.jobs import Job, cached
 from specwire.worker.limits import check_task
 from specwire.worker.shares import Claim, share
 from specwire.worker.stepper import Done, Due, Part, Plan, StepResult
@@ -84,13 +84,11 @@ class DraftStepper:
         return Plan(tuple(Part(jobs[each.key], each.rows, each.last) for each in shares))
 
     def _claim(self, key: int, job: Job) -> Claim:
-        task, session = job.task, job.session
+        task = job.task
         assert isinstance(task, ProposeTask)
-        assert session is not None
-        filled = session.filled if job.begun else session.standing(task)
         drafted = len(job.partial.tokens) if job.partial else 0
         final = 1 if self.length(task) > drafted else 0
-        return Claim(key, task.base + drafted - filled - final, final)
+        return Claim(key, task.base + drafted - cached(job) - final, final)
 
     def run(self, parts: Sequence[Part]) -> StepResult:
         """One pass, and one token or more for each sequence that is up to date."""

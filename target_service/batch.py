@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specwire.law.tasks import VerifyTask
-from specwire.worker.jobs import Job
+from specwire.worker.jobs import Job, cached
 from specwire.worker.shares import Claim, share
 from specwire.worker.stepper import Due, Part, Plan
 
@@ -29,14 +29,6 @@ def claim_of(key: int, job: Job) -> Claim:
     final = 0 if task.prefill_only else len(task.block) + 1
     filled = cached(job)
     return Claim(key, task.base + len(task.block) - filled - final, final)
-
-
-def cached(job: Job) -> int:
-    """Tokens of the task's text that need not be computed again."""
-    assert job.session is not None
-    if job.begun:
-        return job.session.filled
-    return job.session.standing(job.task)
 
 
 def linger_until(

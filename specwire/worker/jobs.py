@@ -53,6 +53,12 @@ class Job:
         return self.session.deadline_ns if self.session is not None else None
 
 
+def cached(job: Job) -> int:
+    """Tokens of the task's text that need not be computed again."""
+    assert job.session is not None
+    return job.session.filled if job.begun else job.session.standing(job.task)
+
+
 def samples(task: Task) -> bool:
     """Whether the task needs a row of scores, and not only a cache that is up to date."""
     if isinstance(task, VerifyTask):

@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from specwire.law.cursor import Prefix
+from specwire.law.cursor import Prefix, common
 from specwire.law.tasks import Answer, Reason, Refusal, SessionId, Task
 from specwire.law.values import Opening
 from specwire.worker.jobs import Job, samples
-from specwire.worker.slots import common
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from specwire.law.cursor import common
+
 LEAST_COPIED = 8
 """Tokens worth a copy."""
 
@@ -81,17 +83,3 @@ class Slots:
     def check(self, held: Sequence[int]) -> None:
         """Every slot is either held or free, once."""
         assert sorted([*self._free, *held]) == list(range(self._num_slots))
-
-
-def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Tokens that two texts have in common, from the first on. Takes time for these, not for the texts."""
-    most, low, step = min(len(one), len(other)), 0, 16
-    while low < most:
-        high = min(low + step, most)
-        if one[low:high] == other[low:high]:  # slices are compared without a loop of ours
-            low, step = high, 2 * step
-        elif high - low == 1:
-            break
-        else:
-            step = (high - low) // 2
-    return low

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from specwire.law.cursor import Prefix
+from specwire.law.cursor import Prefix, common
 from specwire.law.tasks import Answer, ProposeTask, Reason, Refusal, SessionId
 from specwire.law.values import Block, Law, Opening, SamplingSpec
 from specwire.worker.jobs import Job
 from specwire.worker.session import Session
 from specwire.worker.sessions import Accept, Resend, SessionTable, Taken
-from specwire.worker.slots import Grant, common
+from specwire.worker.slots import Grant
 
 SLOTS = 2
 BEHIND = 2

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specwire.worker.slots import LEAST_COPIED, Grant, Slots, common
+from specwire.law.cursor import common
+from specwire.worker.slots import LEAST_COPIED, Grant, Slots
 
 Text = tuple[int, ...]
 A = tuple(range(100, 100 + LEAST_COPIED))
