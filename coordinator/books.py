@@ -19,6 +19,8 @@ class Books:
     """Texts told again, by cause."""
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Rounds that went on without the draft, by cause."""
+    guesses: Counter[str] = field(default_factory=Counter)
+    """Blocks drafted ahead of a verdict: hit, miss."""
     stale_answers: int = 0
     """Answers that matched nothing and changed nothing."""
     generated_tokens: int = 0

@@ -57,8 +57,9 @@ class Written:
 class LinkEvents(Protocol):
     """What a link tells its owner. Called on the event loop; must not block."""
 
-    def due(self, link: WorkerLink) -> tuple[int, int]:
-        """(sessions whose blocks are due soon, within how many microseconds); asked before a frame is written."""
+    def due(self, link: WorkerLink, group: int | None) -> tuple[int, int, int]:
+        """(sessions whose blocks are due soon, within how many microseconds, of which group); asked before a frame is written.
+        `group`: of the tasks in it; None: there are none."""
 
     def link_up(self, link: WorkerLink, same_worker: bool) -> None:
         """A stream stands and the worker has said who it is."""
@@ -246,12 +247,22 @@ class WorkerLink:
             echo, self._echo = self._echo, 0
             self._closed.extend((echo or self._last_echo + 1, session) for session in closes)
             announce, self._announce = self._announce or bool(tasks), False
-            due_sessions, due_us = self._events.due(self) if announce and self.role is Role.TARGET else (0, 0)
+            due_sessions = due_us = due_group = 0
+            if announce and self.role is Role.TARGET:
+                groups = [task.group for task in tasks if isinstance(task, VerifyTask)]
+                due_sessions, due_us, due_group = self._events.due(self, groups[0] if groups else None)
             if not (tasks or closes or echo or due_sessions):
                 continue
             raw = encode_task_frame(
                 self._kind,
-                TaskFrame(tasks=tuple(tasks), closes=closes, echo=echo, due_sessions=due_sessions, due_us=due_us),
+                TaskFrame(
+                    tasks=tuple(tasks),
+                    closes=closes,
+                    echo=echo,
+                    due_sessions=due_sessions,
+                    due_us=due_us,
+                    due_group=due_group,
+                ),
             )
             written_ns = now_ns()
             if echo:

@@ -26,6 +26,11 @@ class SpeculationConfig(Frozen):
     """Longest block that `auto` considers, and most that a request may ask for."""
     method: Literal["auto", "draft_model", "ngram"] = "auto"
     law: Literal["shared_noise", "rejection"] = "shared_noise"
+    schedule: Literal["auto", "synchronous", "rotation", "run_ahead"] = "auto"
+    """How sessions share draft and target: in step; in groups that take turns; or with the draft going on from its own guess
+    while a block is judged. `auto` compares what they promise. Answers are the same."""
+    rotation_groups: int = pydantic.Field(default=2, ge=2, le=8)
+    """Groups of a rotation that is asked for; `auto` compares 2 and 3."""
     draft_timeout_ms: int | Literal["auto"] = "auto"
     """How long a round waits for its block. `auto`: four times what it should take, at least 50 ms. Under `rejection` no
     round gives up on a block that may come, since when a block is late could depend on what it holds."""

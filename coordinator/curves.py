@@ -10,9 +10,12 @@ ever. So plain rounds are priced by what is seen while no draft works, and round
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from coordinator.measure import LARGEST_ERROR, Acceptance, Average, ByLoad, StepTimes
+from coordinator.measure import LARGEST_ERROR, PRIOR, Acceptance, Average, ByLoad, StepTimes
+from coordinator.schedule import SYNCHRONOUS, Schedule, ahead_us, lengths, rotation_us
 from specwire.law.tasks import StepTiming
 from specwire.law.values import Source
 from specwire.wire.stopwatch import Passage
@@ -30,6 +33,8 @@ _NO_CROWD = 1.05
 """Steps that take so much longer beside a draft are called as long as others: timings are no better."""
 _MUCH_TEXT = 16
 """Tokens of text from which on a step tells what reading costs: few go along with the tokens that are proposed."""
+_GUESSES = 4.0
+"""Right guesses of a draft that ran ahead that the acceptance alone counts for."""
 _UNMEASURED_DRAFT = 0.15
 """Draft time per token, in target steps, before anything is known."""
 
@@ -65,6 +70,14 @@ class ServiceCurves:
         self.allowance_limit = LARGEST_ALLOWANCE
         self.sessions = 1
         """Sessions that share the steps now. Set by each plan."""
+        self.schedule = SYNCHRONOUS
+        """How they share them now. Set before each plan."""
+        self.draft_way = ByLoad()
+        """r_d without what waits for other groups of a rotation."""
+        self.target_way = ByLoad()
+        """The same of r_t."""
+        self._guessed = self._hoped = 0.0
+        """Guesses of a draft that ran ahead: right ones, and right ones expected by acceptance. Older ones count less."""
         self._last_step = -1
         self._drafted = self._accepted = 0.0
 
@@ -120,9 +133,12 @@ class ServiceCurves:
 
     def observe_draft(self, drafted: int, way: Passage) -> None:
         """A block came. Few tokens were read for it (`ledger.WARM_TOKENS`), so its time is that of proposing. Microseconds."""
-        self.draft_link.observe(self.sessions, way.total_us - way.compute_us)
+        self.draft_way.observe(self.sessions, way.way_us)
+        groups = self.schedule.groups
+        if groups == 1:
+            self.draft_link.observe(self.sessions, way.total_us - way.compute_us)
         if drafted > 0:
-            share = self.draft_steps.at(self.sessions) / self.draft_steps.at(1)
+            share = self.draft_steps.at(-(-self.sessions // groups)) / self.draft_steps.at(1)
             self.draft_token.observe(way.compute_us / drafted / share)
 
     def idle(self, source: Source, rounds: float) -> None:
@@ -145,13 +161,21 @@ class ServiceCurves:
         if beside and new:
             self.beside.observe(sessions, longer)
         quiet = not beside or self.beside.at(sessions) <= _NO_CROWD
-        if drafted:
+        self.target_way.observe(sessions, way.way_us)
+        if self.schedule.groups > 1:
+            pass  # the waits are those of turns, which the schedule's formula has in it
+        elif drafted:
             self.block_link.observe(sessions, link_us, self._block_link(sessions))
             self.crowding.observe(sessions, longer)
         elif quiet or link_us < self.target_link.at(sessions):  # a draft beside it does not make a way shorter
             self.target_link.observe(sessions, link_us)
         if new and (quiet or not self.verify.known):
             self.verify.observe(step.rows, us)
+
+    def observe_guess(self, expected: float, right: bool) -> None:
+        """A draft ran ahead, and it is known what its guess was worth. `expected`: its chance by acceptance alone."""
+        self._guessed = self._guessed * _SERVICE_MEMORY + right
+        self._hoped = self._hoped * _SERVICE_MEMORY + expected
 
     def observe_block(self, source: Source, drafted: int, accepted: int) -> None:
         """A block was judged."""
@@ -183,6 +207,42 @@ class ServiceCurves:
             self.draft_us(sessions),
             max(1.0, self.crowding.at(sessions)),
         )
+
+    def timer(self, source: Source, sessions: int) -> Callable[[int, float], float] | None:
+        """What rounds of a draft's blocks take under the present schedule, by their length and the chance that all of a block and
+        the token after it are guessed right. None: `price` says it."""
+        if source is not Source.DRAFT_MODEL or self.schedule == SYNCHRONOUS:
+            return None
+        return partial(self.schedule_us, self.schedule, sessions)
+
+    def schedule_us(self, schedule: Schedule, sessions: int, num_tokens: int, guessed: float) -> float:
+        """Expected time of a session's round under a schedule, every session doing the same."""
+        if schedule == SYNCHRONOUS:
+            return self.round_us(Source.DRAFT_MODEL, num_tokens, sessions)
+        stretch = max(1.0, self.beside.at(sessions))  # what overlaps, on cores that both share
+        size = -(-sessions // schedule.groups)
+        token_us, verify_us = stretch * self.draft_us(size), stretch * self.verify.at(size * (num_tokens + 1))
+        draft_way, target_way = self.draft_way.at(sessions), self.target_way.at(sessions)
+        if schedule.ahead:
+            hit = guessed * (self._guessed + _GUESSES) / (self._hoped + _GUESSES)
+            return ahead_us(min(1.0, hit), num_tokens, token_us, draft_way, verify_us, target_way)
+        return rotation_us(schedule.groups, num_tokens * token_us, draft_way + target_way, verify_us)
+
+    def best_rate(self, schedule: Schedule, sessions: int, longest: int) -> float:
+        """Tokens per microsecond of each session under a schedule, at its best block length; where nobody waits for anybody, plain
+        decoding is one."""
+        curve = self.curve[Source.DRAFT_MODEL]
+        last = curve[-1] if curve else PRIOR
+        best = 1.0 / self.plain_us(sessions) if schedule == SYNCHRONOUS else 0.0
+        compared = set(lengths(longest))
+        expected = chance = 1.0
+        for k in range(1, longest + 1):
+            chance *= curve[k - 1] if k <= len(curve) else last
+            expected += chance
+            if k in compared:
+                guessed = chance * (curve[k] if k < len(curve) else last)
+                best = max(best, expected / self.schedule_us(schedule, sessions, k, guessed))
+        return best
 
     def _block_link(self, sessions: int) -> float:
         """r_t of a draft's block; until one was judged at this load, that of other rounds."""

@@ -7,7 +7,10 @@ what was before it are recognised and dropped. Whatever happens to the draft, th
 to the target, the round waits for it.
 
     READY --begin--> DRAFTING --block, nothing, late--> VERIFYING --verdict--> READY ... OVER
-       \\_______________________________________________^ (n-gram, plain)
+       \\_______________________________________________^ (n-gram, plain, or the draft ran ahead)
+
+While a block is judged the draft may go on from its own guess (`run_ahead`). What it then proposes is the next block if all of this
+one stands and its first token is the bonus. Else it is dropped and the epoch rises, and the draft begins anew from what stands.
 
 This module knows nothing of gRPC, clocks, Ray or models. Every method returns what to do, in the order in which it must be
 done.
@@ -20,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.mirror import Mirror, State
-from specwire.law.cursor import Prefix
+from specwire.law.cursor import Prefix, step
 from specwire.law.errors import BadLaw, OurFault, SpecwireError, TooLate
 from specwire.law.tasks import Answer, Failure, ProposeTask, Reason, Refusal, SessionId, VerifyTask
 from specwire.law.values import EMPTY_BLOCK, Block, Opening, Source, Verdict
@@ -129,6 +132,17 @@ class Envelope:
     """Told to a worker with a session's opening only: it does not change, and every byte of a round counts."""
     draft_trace: bytes = b""
     target_trace: bytes = b""
+    group: int = 0
+    """Of the session, where sessions take turns."""
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What the draft was asked for beyond the block that is being judged."""
+
+    task: ProposeTask
+    tokens: tuple[int, ...] | None = None
+    """Its guess of the bonus, then the next block. None: it has not answered."""
 
 
 NO_ENVELOPE = Envelope()
@@ -157,6 +171,10 @@ class Ledger:
         self.envelope = NO_ENVELOPE
         self.wanted = 0
         """Tokens asked of the draft this round."""
+        self.ahead: Ahead | None = None
+        """The draft has gone on from its own guess, and what that is worth is not decided."""
+        self.ahead_outcome: bool | None = None
+        """Whether the last guess to be decided was right. Whoever reads it sets it back."""
         self.asked_again = False
         """Whether the draft was replayed in this round. It is asked twice at most."""
         self.troubles = 0
@@ -176,6 +194,8 @@ class Ledger:
 
     def draft_ready(self) -> bool:
         """Whether the draft can be asked to propose now."""
+        if self.ahead is not None:
+            return True
         behind = len(self.prefix) - self.draft.match
         return (
             self.with_draft
@@ -205,7 +225,14 @@ class Ledger:
         self.troubles = self.failures = 0
         self.block = EMPTY_BLOCK
         self.wanted = 0
-        if source is Source.DRAFT_MODEL and num_tokens > 0 and self.draft_ready():
+        asked = source is Source.DRAFT_MODEL and num_tokens > 0
+        if self.ahead is not None and asked:
+            self.phase = Phase.DRAFTING
+            self.wanted = num_tokens
+            return self._take_ahead(self.ahead)
+        if self.ahead is not None:
+            self._drop_ahead()
+        if asked and self.draft_ready():
             self.phase = Phase.DRAFTING
             self.wanted = num_tokens
             return [self._ask_draft(num_tokens)]
@@ -214,11 +241,40 @@ class Ledger:
             self.block = self._sound(Block(tuple(guess), (), Source.NGRAM))
         return [*commands, *self._verify()]
 
+    def run_ahead(self, num_tokens: int) -> list[Command]:
+        """While its block is judged, the draft goes on: a guess of the bonus, and a next block of so many tokens. Nothing where
+        that cannot be."""
+        block, mirror, length = self.block, self.draft, len(self.prefix)
+        able = self.phase is Phase.VERIFYING and self.ahead is None and self.with_draft and mirror.idle
+        drafted = block.source is Source.DRAFT_MODEL and len(block) > 0 and not block.laws
+        num_tokens = min(num_tokens, self.limits.draft_max_context - length - len(block) - 1)
+        if not (able and drafted and num_tokens > 0 and mirror.match == length):
+            return []
+        cached = min(len(mirror.tail), len(block) - 1)  # its last token is fed (again), since the guess follows it
+        if mirror.tail[:cached] != block.tokens[:cached]:
+            return []
+        keep_hash = self.prefix.hash_at(length)
+        for token in block.tokens[:cached]:
+            keep_hash = step(keep_hash, token)
+        append = block.tokens[cached:]
+        task = ProposeTask(
+            session=self.session,
+            epoch=self.epoch,
+            number=mirror.next_number(),
+            keep=length + cached,
+            keep_hash=keep_hash,
+            append=append,
+            num_tokens=num_tokens + 1,
+        )
+        self.ahead = Ahead(task)
+        return [Send(Role.DRAFT, task)]
+
     def take_draft(self, limits: Limits) -> None:
         """Another draft takes the place of the former one, which knew nothing that counts. Not while a block is awaited."""
         assert self.draft.in_flight is None, repr(self)
         self.limits = limits
         self.with_draft = True
+        self.ahead = None
         self.draft.lost_cache()
         self._cut()
 
@@ -239,10 +295,13 @@ class Ledger:
         assert isinstance(asked, ProposeTask)
         awaited = self.phase is Phase.DRAFTING
         result = answer.result
+        ahead = self.ahead
         if isinstance(result, Refusal):
             return self._draft_refused(result, awaited)
         if not isinstance(result, Block) or len(result) > asked.num_tokens:
             return self._draft_failed(awaited)
+        if ahead is not None:
+            return self._ran_ahead(ahead, answer, result)
         self.draft.answered(answer, self.prefix, result.tokens)
         if not awaited:
             self.draft.settle(self.prefix)
@@ -258,11 +317,13 @@ class Ledger:
 
     def draft_down(self) -> list[Command]:
         """The draft's stream broke."""
+        self.ahead = None
         self.draft.stream_lost()
         return self._without_block("draft_lost")
 
     def draft_up(self, same_worker: bool) -> list[Command]:
         """The draft's stream is back, or another draft took its place. Old proposals are not asked for again."""
+        self.ahead = None
         self.draft.abandoned()
         self.draft.stream_back(same_worker)
         self._cut()
@@ -272,13 +333,50 @@ class Ledger:
         """A round that waits for its block goes on without it."""
         if self.phase is not Phase.DRAFTING:
             return []
+        self.ahead = None
         self.draft.abandoned()
         self._cut()
         return [Fallback(cause), *self._verify()]
 
+    def _ran_ahead(self, ahead: Ahead, answer: Answer, result: Block) -> list[Command]:
+        """What the draft proposes beyond a block, which may have been judged meanwhile: then all of it stands."""
+        ahead.tokens = result.tokens
+        if len(self.prefix) <= ahead.task.base:
+            self.draft.ran_ahead(answer, self.prefix, (*self.block.tokens, *result.tokens))
+            return []
+        self.draft.answered(answer, self.prefix, result.tokens)
+        self._judge_ahead(ahead, self.prefix.tokens[-1])
+        if self.phase is not Phase.DRAFTING:
+            return []
+        return self._take_ahead(ahead) if self.ahead is not None else [self._ask_draft(self.wanted)]
+
+    def _judge_ahead(self, ahead: Ahead, bonus: int) -> None:
+        """All of the block stands; whether its continuation does is now known, or will be when it is here."""
+        if ahead.tokens is None:
+            return
+        self.draft.caught_up(self.prefix)
+        self.ahead_outcome = len(ahead.tokens) > 1 and ahead.tokens[0] == bonus
+        if not self.ahead_outcome:
+            self._drop_ahead()
+
+    def _take_ahead(self, ahead: Ahead) -> list[Command]:
+        """The block of this round is what the draft has proposed ahead; nothing to do before it has."""
+        if ahead.tokens is None:
+            return []
+        self.ahead = None
+        self.block = self._sound(Block(ahead.tokens[1:], (), Source.DRAFT_MODEL))
+        return self._verify()
+
+    def _drop_ahead(self) -> None:
+        """What the draft has proposed ahead is not wanted."""
+        self.ahead = None
+        self.draft.overtaken(self.prefix)
+        self._cut()
+
     def _draft_refused(self, refusal: Refusal, awaited: bool) -> list[Command]:
         """It forgot the text: it is told again, within the round where that is quick. Or it cannot: the round goes on."""
         cause = f"draft_{refusal.reason.value}"
+        self.ahead = None
         self.draft.refused(refusal, self.prefix)
         self._cut()
         if refusal.reason not in (Reason.LENGTH, Reason.HASH):
@@ -293,6 +391,7 @@ class Ledger:
 
     def _draft_failed(self, awaited: bool) -> list[Command]:
         """It failed, or said what cannot be: it begins anew next time."""
+        self.ahead = None
         self.draft.lost_cache()
         self._cut()
         return [Fallback("draft_failed"), *(self._verify() if awaited else [])]
@@ -328,9 +427,16 @@ class Ledger:
         tokens = result.committed(self.block)
         self.prefix.extend(tokens)
         self.target.settle(self.prefix)
-        self.draft.settle(self.prefix)
-        if result.accepted < len(self.block):
-            self._cut()
+        whole = result.accepted == len(self.block)
+        if self.ahead is None:
+            self.draft.settle(self.prefix)
+            if not whole:
+                self._cut()
+        elif whole:
+            self._judge_ahead(self.ahead, result.added)
+        else:
+            self.ahead_outcome = False
+            self._drop_ahead()
         judged, self.block = self.block, EMPTY_BLOCK
         self.phase = Phase.READY
         return [Commit(tokens, judged, result.accepted)]
@@ -440,6 +546,7 @@ class Ledger:
             trace=self.envelope.target_trace,
             block=EMPTY_BLOCK if prefill_only else self.block,
             prefill_only=prefill_only,
+            group=0 if prefill_only else self.envelope.group,
         )
         return [Send(Role.TARGET, task)]
 
@@ -449,3 +556,6 @@ class Ledger:
         self.draft.check(self.prefix)
         assert self.phase is not Phase.DRAFTING or self.draft.in_flight is not None, repr(self)
         assert self.phase in (Phase.VERIFYING, Phase.OVER) or not self.block.tokens, repr(self)
+        assert self.ahead is None or (self.ahead.tokens is None) == (self.draft.in_flight is self.ahead.task), repr(
+            self
+        )

@@ -163,6 +163,7 @@ class CoordinatorMetrics(Collector):
             ],
             "rounds": [((), tally.rounds)],
             "fallbacks": [((cause,), count) for cause, count in dict(driver.books.fallbacks).items()],
+            "draft_guesses": [((result,), driver.books.guesses[result]) for result in ("hit", "miss")],
             "replays": [((cause,), count) for cause, count in dict(driver.books.replays).items()],
             "stale_answers": [((), driver.books.stale_answers)],
             "requests": [((outcome,), outcomes.get(outcome, 0)) for outcome in OUTCOMES],

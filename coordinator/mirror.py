@@ -107,6 +107,25 @@ class Mirror:
             self.match += prefix.common(self.tail, self.match)
             self.tail = ()
 
+    def ran_ahead(self, answer: Answer, prefix: Prefix, beyond: Sequence[int]) -> None:
+        """The task in flight was done; its text went past the committed text. `beyond`: block and proposals, what the worker may
+        cache after `match`."""
+        assert self.in_flight is not None
+        self.in_flight = None
+        self.tail = tuple(beyond[: max(0, answer.length - self.match)])
+        self.match = min(self.match, answer.length, len(prefix))
+
+    def caught_up(self, prefix: Prefix) -> None:
+        """Committed text has come to be all of what the tail begins with; what is left of it are proposals that follow."""
+        confirmed = prefix.common(self.tail, self.match)
+        self.match += confirmed
+        self.tail = self.tail[confirmed:]
+
+    def overtaken(self, prefix: Prefix) -> None:
+        """The task in flight is not waited for any more, and what it built on stands: only what is confirmed of it counts."""
+        self.in_flight = None
+        self.settle(prefix)
+
     def refused(self, refusal: Refusal, prefix: Prefix) -> None:
         """Nothing was done. Continue from where the worker stands if the hash there is ours, else from 0."""
         self.in_flight = None

@@ -15,7 +15,8 @@ class DraftWork:
     __slots__ = ("_began_ns", "_ended_ns", "_sessions")
 
     def __init__(self) -> None:
-        self._sessions: set[int] = set()
+        self._sessions: dict[int, int] = {}
+        """Session to the number of its task sent last."""
         self._began_ns = 0
         """Since when there has been one at every moment. Means nothing while there is none."""
         self._ended_ns = 0
@@ -27,16 +28,18 @@ class DraftWork:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begins(self, session: int) -> None:
+    def begins(self, session: int, number: int) -> None:
         """A task of this session was sent."""
         if not self._sessions:
             self._began_ns = now_ns()
-        self._sessions.add(session)
+        self._sessions[session] = number
 
-    def ends(self, session: int) -> None:
-        """It was answered, or is lost. Not an error if there is none."""
-        if session in self._sessions:
-            self._sessions.discard(session)
+    def ends(self, session: int, number: int | None = None) -> None:
+        """The task with this number was answered, or all of the session's are lost. Not an error if there is none, or a later
+        one."""
+        last = self._sessions.get(session)
+        if last is not None and (number is None or number >= last):
+            del self._sessions[session]
             self._ended_ns = now_ns()
 
     def within(self, begin_ns: int, end_ns: int) -> bool:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from coordinator.books import Books
 from coordinator.clients import WorkerLink
+from coordinator.clock import NO_PASSAGE
 from coordinator.config import CoordinatorConfig
 from coordinator.fleet import Standing, Worker
 from coordinator.ledger import (
@@ -36,6 +37,7 @@ from coordinator.mirror import State
 from coordinator.observe import Observer
 from coordinator.overlap import DraftWork
 from coordinator.roster import Roster
+from coordinator.schedule import Scheduler
 from coordinator.session import Session
 from coordinator.stops import Ending, FinishReason
 from coordinator.window import Plan, Room, ServiceCurves
@@ -79,6 +81,7 @@ class Rounds:
     ) -> None:
         """`running`: how many requests are being generated."""
         self.curves = ServiceCurves()
+        self.scheduler = Scheduler(config.speculation.schedule, config.speculation.rotation_groups)
         self.drafting = DraftWork()
         self.woken: list[Session] = []
         """Sessions with something new for their clients, until `wake_clients`."""
@@ -103,8 +106,11 @@ class Rounds:
         plan, guess, warm = self._plan(session, ledger, ending)
         notes = session.clock.round
         now = time.monotonic()
-        envelope = Envelope(session.time_left_ms(now), *self._observer.round_begun(session))
+        # who decodes plainly waits for no turn: its row goes along with any group's
+        group = self.scheduler.group(session.counter) if plan.source is Source.DRAFT_MODEL else 0
+        envelope = Envelope(session.time_left_ms(now), *self._observer.round_begun(session), group)
         notes.source = plan.source.value
+        session.length = plan.num_tokens
         commands = ledger.begin(plan.source, plan.num_tokens, guess, envelope, warm=warm)
         if ledger.phase is Phase.DRAFTING:
             expected_s = self.curves.draft_seconds(plan.num_tokens)
@@ -114,7 +120,32 @@ class Rounds:
                 loop = asyncio.get_running_loop()
                 session.draft_timer = loop.call_later(timeout, self._late, session, session.tally.rounds)
         self.execute(session, commands)
+        self._run_ahead(session, ledger, ending)
         session.clock.work(begun_ns, _last_ready(session, begun_ns))
+
+    def _run_ahead(self, session: Session, ledger: Ledger, ending: Ending) -> None:
+        """Where the schedule says so, the draft goes on while its block is judged."""
+        block = ledger.block
+        if (
+            not self.curves.schedule.ahead
+            or block.source is not Source.DRAFT_MODEL
+            or ledger.phase is not Phase.VERIFYING
+        ):
+            return
+        spec, window = session.spec, session.window
+        assert window is not None
+        length = min(session.length, spec.max_block, ending.remaining - len(block) - 2)
+        exact = spec.law is not Law.REJECTION or spec.sampling.greedy
+        if length > 0 and exact and self._roster.usable(session.draft_name or "", time.monotonic()) is not None:
+            session.guessed = window.guessed(len(block))
+            self.execute(session, ledger.run_ahead(length))
+
+    def _note_guess(self, session: Session, ledger: Ledger) -> None:
+        """What a draft that ran ahead had guessed is known to be right or wrong."""
+        if ledger.ahead_outcome is not None:
+            self._books.guesses["hit" if ledger.ahead_outcome else "miss"] += 1
+            self.curves.observe_guess(session.guessed, ledger.ahead_outcome)
+            ledger.ahead_outcome = None
 
     def _plan(self, session: Session, ledger: Ledger, ending: Ending) -> tuple[Plan, tuple[int, ...], bool]:
         """What the round does, the guess to be judged, and whether a draft that is far behind is to read."""
@@ -127,6 +158,8 @@ class Rounds:
             return _NO_PLAN, (), False
         guess = session.lookup.propose(longest) if session.lookup is not None else None
         draft = self._draft_room(session, ledger, longest)
+        if draft:
+            self.curves.schedule = self.scheduler.round(self.curves, self._running(), draft)
         room = Room(longest, draft if ledger.draft_ready() else 0, guess, self._running())
         plan = window.plan(room)
         reads = ledger.to_read() if draft else 0
@@ -210,12 +243,12 @@ class Rounds:
         notes = session.clock.round
         if role is Role.TARGET:
             notes.target_ready_ns = notes.target_ready_ns or journey.ready_ns
-        elif isinstance(task, ProposeTask) and task.num_tokens:
+        elif isinstance(task, ProposeTask) and task.num_tokens and ledger.ahead is None:
             notes.draft_ready_ns = notes.draft_ready_ns or journey.ready_ns
         if link is not None and link.up:
             link.send(task)
             if role is Role.DRAFT:
-                self.drafting.begins(session.counter)
+                self.drafting.begins(session.counter, task.number)
         else:
             mirror.stream_lost()
 
@@ -236,29 +269,39 @@ class Rounds:
     ) -> None:
         taken = now_ns()
         name = session.draft_name
-        awaited = ledger.phase is Phase.DRAFTING and ledger.draft.matches(answer, link.generation)
         if name != link.name:
             self._books.stale_answers += 1
             return
-        self.drafting.ends(session.counter)
-        if not isinstance(answer.result, Block) and not awaited and session.window is not None:
+        matches = ledger.draft.matches(answer, link.generation)
+        awaited, ahead = matches and ledger.phase is Phase.DRAFTING, matches and ledger.ahead is not None
+        block = answer.result if isinstance(answer.result, Block) else None
+        self.drafting.ends(session.counter, answer.number)
+        if block is None and not awaited and not ahead and session.window is not None:
             session.window.not_read()
+        journey, clock = session.to_draft, session.clock
+        way = passage(journey.ready_ns, journey.written_ns, received_ns, taken, answer, frame.step)
         commands = ledger.draft_answered(answer, link.generation)
+        if (awaited or ahead) and block is not None:
+            self._roster.was_prompt(link.name)
+            self.curves.observe_draft(len(block), way)
+        if ahead:  # what passed before the round began was beside a step of the target
+            seen = way.last(max(0, taken - clock.round.begun_ns) // 1000) if awaited else NO_PASSAGE
+            clock.hidden_us += way.total_us - seen.total_us
+            way = seen
+            self._note_guess(session, ledger)
+        if awaited and (ahead or ledger.phase is not Phase.DRAFTING):
+            clock.draft_passage(way)
         if awaited and ledger.phase is not Phase.DRAFTING:
-            way = passage(
-                session.to_draft.ready_ns, session.to_draft.written_ns, received_ns, taken, answer, frame.step
-            )
-            session.clock.draft_passage(way)
             self.cancel_timer(session)
-            if isinstance(answer.result, Block):
-                self._roster.was_prompt(link.name)
-                self.curves.observe_draft(len(answer.result), way)
-                self._observer.drafted(session, way, len(answer.result))
-            else:
-                self._roster.was_late(
-                    link.name, time.monotonic()
-                )  # full or broken: asking again every round costs its way
+            if block is not None:
+                self._observer.drafted(session, way, len(ledger.block))
+            else:  # full or broken: asking again every round costs its way
+                self._roster.was_late(link.name, time.monotonic())
+        elif awaited and ahead:
+            clock.round.draft_wait_us += way.total_us
         self.execute(session, commands)
+        if awaited and session.ending is not None:
+            self._run_ahead(session, ledger, session.ending)
         session.clock.work(taken, _last_ready(session, taken))
 
     def target_answer(
@@ -272,6 +315,7 @@ class Rounds:
         journey = session.to_target
         way = passage(journey.ready_ns, journey.written_ns, received_ns, taken, answer, frame.step)
         commands = ledger.target_answered(answer, link.generation)
+        self._note_guess(session, ledger)
         if not session.generated and not session.replayed:
             session.cached_tokens += answer.reused
         session.clock.target_passage(way)

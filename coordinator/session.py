@@ -130,6 +130,10 @@ class Session:
         self.to_target = Journey()
         self.to_draft = Journey()
         self.draft_timer: asyncio.TimerHandle | None = None
+        self.length = 0
+        """Tokens that this round's plan asked the draft for."""
+        self.guessed = 0.0
+        """Chance, by acceptance, that what the draft was last asked for ahead is right."""
         self.draft_due_ns = 0
         """When the block is expected, for the target's hint."""
         self.waiting_since_ns: int | None = None

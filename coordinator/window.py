@@ -19,6 +19,7 @@ has become good is taken up at once; one that does not pay costs what the allowa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from operator import mul
 
 from coordinator.curves import LARGEST_ALLOWANCE, ServiceCurves
@@ -191,6 +192,10 @@ class RequestWindow:
         if self._rate > 0.0:
             self._settle(accepted + 1, target_way.total_us + (draft_way.total_us if draft_way else 0), first)
 
+    def guessed(self, num_tokens: int) -> float:
+        """Chance, by acceptance, that a block of the draft stands and that the token after it is guessed right too."""
+        return prod(self._chances(Source.DRAFT_MODEL, num_tokens + 1))
+
     def best(self, room: Room) -> tuple[float, Plan]:
         """Tokens per microsecond of the best choice, and the choice. The last one wins over others that are hardly better."""
         curves, sessions, current = self._curves, room.sessions, self._current
@@ -200,13 +205,19 @@ class RequestWindow:
         stay_rate, stay = rate, PLAIN
         for source, limit in self._sources(room):
             fixed_us, token_us, stretch = curves.price(source, sessions)
+            timer = curves.timer(source, sessions)
             keep = min(current.num_tokens, limit) if current.source is source else 0
             expected, chance = 1.0, 1.0
-            for k, stands in enumerate(self._chances(source, limit), start=1):
+            chances = self._chances(source, limit)
+            for k, stands in enumerate(chances, start=1):
                 chance *= stands
                 expected += chance
                 if k in _LENGTHS or k == limit or k == keep:  # noqa: SIM109  (a tuple would be built each time)
-                    this = expected / (fixed_us + k * token_us + stretch * step_us(sessions * (k + 1)))
+                    if timer is None:
+                        us = fixed_us + k * token_us + stretch * step_us(sessions * (k + 1))
+                    else:
+                        us = timer(k, chance * chances[min(k, limit - 1)])
+                    this = expected / us
                     if this > rate:
                         rate, plan = this, Plan(source, k)
                     if k == keep:

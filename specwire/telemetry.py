@@ -162,6 +162,7 @@ draft_tokens_by_source | counter | tokens | source | Proposed tokens that were j
 accepted_tokens_by_source | counter | tokens | source | Of these, tokens that stand.
 rounds | counter | rounds | | Verify rounds, plain ones included.
 fallbacks | counter | rounds | cause | Rounds that went on without the draft.
+draft_guesses | counter | blocks | result | Blocks drafted ahead of a verdict: hit, or miss.
 replays | counter | replays | cause | Times a worker had to be told the text again.
 stale_answers | counter | answers | | Workers' answers that matched nothing and changed nothing.
 requests | counter | requests | outcome | finished, failed, cancelled, refused.

@@ -10,6 +10,9 @@ Lingering for `wait` seconds costs each waiting session `wait`. Starting at once
 never while a prompt waits, and never so long that a session waits a whole step for company. Two sessions that draft find
 together whenever that takes less than a step, as is best for them in the long run; one that drafts among many that do not is
 not waited for in every step.
+
+Sessions may be in groups that take turns, so that a draft works for one while the target judges another (rotation). A step then
+serves one group, the one that has waited longest, and tasks that are in none; and only sessions of that group are lingered for.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ def plan(
     jobs: Sequence[Job], due: Sequence[Due], step_s: float, since: float, now: float, budget: int, max_sessions: int
 ) -> Plan:
     """The next step, of jobs in order of age. `step_s`: recent time of a step; 0 never lingers."""
+    jobs, due = _in_turn(jobs, due)
     claims = [claim_of(key, job) for key, job in enumerate(jobs)]
     room = min(
         max_sessions - len(claims), budget - sum(claim.total for claim in claims)
@@ -68,3 +72,13 @@ def plan(
         return Plan(wait_until=until)
     shares = share(claims, budget, max_sessions)
     return Plan(tuple(Part(jobs[each.key], each.rows, each.last) for each in shares))
+
+
+def _in_turn(jobs: Sequence[Job], due: Sequence[Due]) -> tuple[Sequence[Job], Sequence[Due]]:
+    """The group that has waited longest, with those that are in none, and whom it may wait for."""
+    groups = [job.task.group for job in jobs if isinstance(job.task, VerifyTask)]
+    turn = next(filter(None, groups), 0)
+    if not turn:
+        return jobs, due
+    mine = [job for job, group in zip(jobs, groups, strict=True) if group in (0, turn)]
+    return mine, [each for each in due if each.group == turn]

@@ -110,9 +110,12 @@ class VerifyTask(Task):
     block: Block = EMPTY_BLOCK
     prefill_only: bool = False
     """True: nothing is sampled, `block` is empty."""
+    group: int = 0
+    """Sessions that take turns with others: no step serves two groups. 0: goes with any."""
 
     def __post_init__(self) -> None:
         super(VerifyTask, self).__post_init__()
+        _check_u32("group", self.group)
         if self.prefill_only and len(self.block):
             raise InvalidArgument("block", len(self.block), "empty when prefill_only")
         if not self.prefill_only and not self.append:

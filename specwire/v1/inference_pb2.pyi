@@ -965,6 +965,26 @@ class GetStatsResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DraftGuessesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
@@ -985,6 +1005,8 @@ class GetStatsResponse(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     MAX_WAITING_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    DRAFT_GUESSES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Program version."""
     uptime_s: _builtins.float
@@ -1017,6 +1039,8 @@ class GetStatsResponse(_message.Message):
     """Most requests at a time."""
     max_waiting: _builtins.int
     """Most requests waiting."""
+    schedule: _builtins.str
+    """How sessions share draft and target now: synchronous, rotation of N, run-ahead."""
     @_builtins.property
     def speculation(self) -> Global___SpeculationStats:
         """Speculation counters, all requests together."""
@@ -1032,6 +1056,10 @@ class GetStatsResponse(_message.Message):
     @_builtins.property
     def fallbacks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Fallbacks to plain decoding by cause, for instance draft_timeout."""
+
+    @_builtins.property
+    def draft_guesses(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Blocks drafted ahead of a verdict, by result: hit, miss."""
 
     def __init__(
         self,
@@ -1056,10 +1084,12 @@ class GetStatsResponse(_message.Message):
         num_speculative_tokens: _builtins.int = ...,
         max_running: _builtins.int = ...,
         max_waiting: _builtins.int = ...,
+        schedule: _builtins.str = ...,
+        draft_guesses: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_recent_acceptance", b"_recent_acceptance", "recent_acceptance", b"recent_acceptance", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_recent_acceptance", b"_recent_acceptance", "cancelled", b"cancelled", "draining", b"draining", "failed", b"failed", "fallbacks", b"fallbacks", "finished", b"finished", "generated_tokens", b"generated_tokens", "max_running", b"max_running", "max_waiting", b"max_waiting", "num_speculative_tokens", b"num_speculative_tokens", "ready", b"ready", "recent_acceptance", b"recent_acceptance", "refused", b"refused", "replays", b"replays", "running", b"running", "speculation", b"speculation", "stale_answers", b"stale_answers", "uptime_s", b"uptime_s", "version", b"version", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_recent_acceptance", b"_recent_acceptance", "cancelled", b"cancelled", "draft_guesses", b"draft_guesses", "draining", b"draining", "failed", b"failed", "fallbacks", b"fallbacks", "finished", b"finished", "generated_tokens", b"generated_tokens", "max_running", b"max_running", "max_waiting", b"max_waiting", "num_speculative_tokens", b"num_speculative_tokens", "ready", b"ready", "recent_acceptance", b"recent_acceptance", "refused", b"refused", "replays", b"replays", "running", b"running", "schedule", b"schedule", "speculation", b"speculation", "stale_answers", b"stale_answers", "uptime_s", b"uptime_s", "version", b"version", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__recent_acceptance: _TypeAlias = _typing.Literal["recent_acceptance"]  # noqa: Y015
     _WhichOneofArgType__recent_acceptance: _TypeAlias = _typing.Literal["_recent_acceptance", b"_recent_acceptance"]  # noqa: Y015

@@ -31,12 +31,15 @@ class VerifyRequest(_message.Message):
     ECHO_FIELD_NUMBER: _builtins.int
     DUE_SESSIONS_FIELD_NUMBER: _builtins.int
     DUE_US_FIELD_NUMBER: _builtins.int
+    DUE_GROUP_FIELD_NUMBER: _builtins.int
     echo: _builtins.int
     """Not zero: send a frame with the same number back at once, past the engine. Measures the bare link."""
     due_sessions: _builtins.int
     """How many further sessions' blocks are due soon. The engine may wait for them if that saves more than it costs."""
     due_us: _builtins.int
     """Within what time they are due, in microseconds from now."""
+    due_group: _builtins.int
+    """The group these sessions are in. Zero: there are no groups, or they are of several."""
     @_builtins.property
     def hello(self) -> _types_pb2.Hello:
         """In the first frame only."""
@@ -58,10 +61,11 @@ class VerifyRequest(_message.Message):
         echo: _builtins.int = ...,
         due_sessions: _builtins.int = ...,
         due_us: _builtins.int = ...,
+        due_group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closes", b"closes", "due_sessions", b"due_sessions", "due_us", b"due_us", "echo", b"echo", "hello", b"hello", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closes", b"closes", "due_group", b"due_group", "due_sessions", b"due_sessions", "due_us", b"due_us", "echo", b"echo", "hello", b"hello", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -85,6 +89,7 @@ class VerifyTask(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session's counter; the stream's Hello completes it."""
     epoch: _builtins.int
@@ -101,6 +106,8 @@ class VerifyTask(_message.Message):
     """Milliseconds until the request's deadline. Zero: what an earlier task of the session said still holds; if none did, no limit."""
     trace: _builtins.bytes
     """W3C trace context of the coordinator's span: trace id (16 bytes), span id (8), flags (1). Absent: not traced."""
+    group: _builtins.int
+    """Groups of sessions take turns: a step serves one group, and tasks without. Zero: goes with any."""
     @_builtins.property
     def append(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Confirmed tokens from position `keep` on that the worker has not seen. At least one unless `prefill_only`."""
@@ -132,10 +139,11 @@ class VerifyTask(_message.Message):
         open: _types_pb2.Open | None = ...,
         time_left_ms: _builtins.int = ...,
         trace: _builtins.bytes = ...,
+        group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "block", b"block", "draft_laws", b"draft_laws", "epoch", b"epoch", "keep", b"keep", "keep_hash", b"keep_hash", "number", b"number", "open", b"open", "prefill_only", b"prefill_only", "session", b"session", "time_left_ms", b"time_left_ms", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "block", b"block", "draft_laws", b"draft_laws", "epoch", b"epoch", "group", b"group", "keep", b"keep", "keep_hash", b"keep_hash", "number", b"number", "open", b"open", "prefill_only", b"prefill_only", "session", b"session", "time_left_ms", b"time_left_ms", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,7 @@ class TaskFrame:
     echo: int = 0
     due_sessions: int = 0
     due_us: int = 0
+    due_group: int = 0
     invalid: tuple[Answer, ...] = ()
     """Tasks that were no values, answered already. Filled by decoding, never sent."""
 
@@ -154,6 +155,7 @@ def encode_task_frame(kind: Kind, frame: TaskFrame) -> bytes:
             echo=frame.echo,
             due_sessions=frame.due_sessions,
             due_us=frame.due_us,
+            due_group=frame.due_group,
         )
     if frame.hello is not None:
         request.hello.incarnation = frame.hello.incarnation
@@ -193,6 +195,7 @@ def _encode_verify(task: Task) -> target_pb2.VerifyTask:
         block=task.block.tokens,
         draft_laws=_encode_laws(task.block.laws),
         prefill_only=task.prefill_only,
+        group=task.group,
         open=_encode_open(task.opening) if task.opening is not None else None,
         time_left_ms=task.time_left_ms,
         trace=task.trace,
@@ -227,9 +230,9 @@ def decode_task_frame(kind: Kind, raw: bytes, incarnation: int | None) -> TaskFr
         except InvalidArgument as error:
             refusal = Refusal(Reason.INVALID, detail=str(error))
             invalid.append(Answer(session, message.epoch, message.number, 0, refusal))
-    due_sessions = due_us = 0
+    due_sessions = due_us = due_group = 0
     if isinstance(request, target_pb2.VerifyRequest):
-        due_sessions, due_us = request.due_sessions, request.due_us
+        due_sessions, due_us, due_group = request.due_sessions, request.due_us, request.due_group
     return TaskFrame(
         hello=hello,
         tasks=tuple(tasks),
@@ -237,6 +240,7 @@ def decode_task_frame(kind: Kind, raw: bytes, incarnation: int | None) -> TaskFr
         echo=request.echo,
         due_sessions=due_sessions,
         due_us=due_us,
+        due_group=due_group,
         invalid=tuple(invalid),
     )
 
@@ -269,6 +273,7 @@ def _decode_verify(session: SessionId, message: target_pb2.VerifyTask) -> Verify
         trace=message.trace,
         block=Block(tuple(message.block), _decode_laws(message.draft_laws)),
         prefill_only=message.prefill_only,
+        group=message.group,
     )
 
 

@@ -46,6 +46,20 @@ class Passage:
         """From ready to taken up."""
         return self.wait_us + self.transfer_us + self.queue_us + self.compute_us + self.overhead_us
 
+    @property
+    def way_us(self) -> int:
+        """What is neither work nor waiting for the worker's turn."""
+        return self.wait_us + self.transfer_us + self.overhead_us
+
+    def last(self, us: int) -> Passage:
+        """The last so many microseconds of it, as far as they can be told: transfer, before it compute, before that the rest."""
+        parts = []
+        for part in (self.transfer_us, self.compute_us, self.overhead_us, self.queue_us, self.wait_us):
+            parts.append(min(part, us))
+            us -= parts[-1]
+        transfer, compute, overhead, queue, wait = parts
+        return Passage(wait, transfer, queue, compute, overhead)
+
     def __add__(self, other: Passage) -> Passage:
         """Two ways one after the other."""
         return Passage(

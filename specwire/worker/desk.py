@@ -111,7 +111,7 @@ class Desk:
         for session in frame.closes:
             self.table.close(session, now_ns / 1e9)
         if frame.tasks or frame.due_sessions:
-            self._due[incarnation] = Due(frame.due_sessions, (parsed_ns + frame.due_us * 1000) / 1e9)
+            self._due[incarnation] = Due(frame.due_sessions, (parsed_ns + frame.due_us * 1000) / 1e9, frame.due_group)
         returned = (task.session for task in frame.tasks)
         self._turnarounds[incarnation].heard(returned, frame.closes, frame.due_sessions > 0, parsed_ns / 1e9)
         parse_us = max(0, parsed_ns - received_ns) // 1000

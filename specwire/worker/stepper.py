@@ -23,6 +23,8 @@ class Due:
     sessions: int = 0
     by: float = 0.0
     """Engine clock, seconds, until which they are expected."""
+    group: int = 0
+    """Group that they are in. 0: none, or not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,29 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
             for _ in range(6):
                 self.world.fair(self.agreement)
 
+    @precondition(lambda self: any(each.ledger.phase is Phase.VERIFYING for each in self.world.running()))
+    @rule(which=pick, num_tokens=st.integers(0, 5))
+    def run_ahead(self, which: int, num_tokens: int) -> None:
+        """At any time; also for a round without a block."""
+        running = self.world.running()
+        if running:
+            self.world.run_ahead(running[which % len(running)], num_tokens)
+
+    @precondition(lambda self: self.ready())
+    @rule(which=pick, num_tokens=st.integers(1, 5), order=st.lists(st.sampled_from(Role), min_size=6, max_size=12))
+    def round_that_runs_ahead(self, which: int, num_tokens: int, order: list[Role]) -> None:
+        """A block, and while it is judged the draft goes on; verdict and guess come in either order."""
+        ready = self.ready()
+        if not ready or not all(self.up(role) for role in Role):
+            return
+        each = ready[which % len(ready)]
+        self.world.begin(each, Source.DRAFT_MODEL, num_tokens)
+        for _ in range(2):
+            self.world.fair(self.agreement, Role.DRAFT)
+        self.world.run_ahead(each, num_tokens)
+        for role in order:
+            self.world.fair(self.agreement, role)
+
     @precondition(lambda self: any(each.ledger.phase is Phase.DRAFTING for each in self.world.running()))
     @rule(which=pick)
     def draft_is_late(self, which: int) -> None:
@@ -294,6 +317,8 @@ class LedgersAgainstTheWorld(RuleBasedStateMachine):
                     world.begin(each, Source.DRAFT_MODEL, 3)
                 else:
                     world.finish(each)
+            for each in world.running():
+                world.run_ahead(each, 3)
             moved = world.fair(self.agreement)
             world.check()
             if not moved and not world.running():
@@ -323,6 +348,8 @@ WEIGHTS: dict[str, float] = {
     "model_fails": 0.5,
     "session_is_evicted": 1,
     "worker_restarts": 0.5,
+    "run_ahead": 4,
+    "round_that_runs_ahead": 4,
     "time_passes": 0.5,
 }
 """How often what happens: mostly what should, so that ledgers get far enough for the rest to matter."""
@@ -357,6 +384,7 @@ def walk(seed: int, steps: int) -> LedgersAgainstTheWorld:
         "tokens": lambda: [number(VOCAB + 2) for _ in range(number(7))],
         "cached": lambda: number(7),
         "lie": lambda: dice.choice([None, number(130)]),
+        "order": lambda: [dice.choice(list(Role)) for _ in range(dice.randint(6, 12))],
         "seconds": lambda: dice.choice([1.0, LEASE_S]),
     }
     for step, name in enumerate(dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=steps)):
@@ -386,8 +414,9 @@ def test_by_dice() -> None:
     said = ["Stale", "Later", "End"]
     of_the_draft = ["draft_timeout", "draft_lost", "draft_failed", "draft_length", "draft_no_room"]
     of_the_target = ["target_lost", "target_length", "target_failed"]
+    of_guesses = ["ahead_True", "ahead_False"]
 
-    assert [] == [trouble for trouble in (*said, *of_the_draft, *of_the_target) if not counts[trouble]]
+    assert [] == [each for each in (*said, *of_the_draft, *of_the_target, *of_guesses) if not counts[each]]
     assert tokens > 2000
     assert accepted > 500
 
@@ -435,6 +464,53 @@ def test_a_perfect_draft_gives_k_and_one_tokens_every_round(k: int, prompt: int)
 
     assert [(k, k, Source.DRAFT_MODEL)] * 20 == each.rounds
     assert 0 == world.counts["Replayed"] + world.counts["Fallback"] + world.counts["Stale"]
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("first", [Role.DRAFT, Role.TARGET])
+def test_a_perfect_draft_that_runs_ahead_is_asked_once_a_round(k: int, first: Role) -> None:
+    """Verdict first or guess first: the next block is what was proposed ahead, and each later round takes one task to the draft."""
+    world, each = lone(prompt=3)
+    tasks = []
+    world.begin(each, Source.DRAFT_MODEL, k)
+    world.fair(100, Role.DRAFT)
+    for _ in range(20):
+        world.run_ahead(each, k)
+        tasks += world.links[Role.DRAFT].tasks
+        second = Role.TARGET if first is Role.DRAFT else Role.DRAFT
+        world.fair(100, first)
+        if first is Role.TARGET:
+            world.begin(each, Source.DRAFT_MODEL, k)
+        world.fair(100, second)
+        if first is Role.DRAFT:
+            world.begin(each, Source.DRAFT_MODEL, k)
+        world.check()
+
+    assert [(k, k, Source.DRAFT_MODEL)] * 20 == each.rounds
+    assert [(1, k + 1)] * 20 == [(len(task.append), task.num_tokens) for task in tasks]
+    assert [20 * (k + 1)] == [len(each.output)]
+    assert {task.epoch for task in tasks} == {1}
+
+
+@pytest.mark.parametrize("agreement", [0, 50, 80])
+@pytest.mark.parametrize("first", [Role.DRAFT, Role.TARGET])
+def test_a_poor_draft_that_runs_ahead_costs_its_own_time_only(agreement: int, first: Role) -> None:
+    """What was proposed in vain is dropped with a new epoch; no text is ever told again for it, and what stands stays cached."""
+    world, each = lone(prompt=3)
+    for _ in range(60):
+        if each.ledger.phase is Phase.READY:
+            world.begin(each, Source.DRAFT_MODEL, 4)
+        world.fair(agreement, Role.DRAFT)
+        world.fair(agreement, Role.DRAFT)
+        world.run_ahead(each, 4)
+        world.fair(agreement, first)
+        world.fair(agreement)
+        world.check()
+    accepted = sum(accepted for _, accepted, _ in each.rounds)
+
+    assert 50 <= len(each.rounds)
+    assert agreement == 0 or accepted > 0
+    assert 0 == world.counts["Replayed"] + world.counts["Fallback"]
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])

@@ -324,6 +324,10 @@ class World:
         """The next round."""
         self.execute(each, each.ledger.begin(source, num_tokens, guessed, Envelope()))
 
+    def run_ahead(self, each: Generation, num_tokens: int) -> None:
+        """The draft goes on while its block is judged."""
+        self.execute(each, each.ledger.run_ahead(num_tokens))
+
     def late(self, each: Generation) -> None:
         """The draft's time is over."""
         self.execute(each, each.ledger.draft_late())
@@ -339,6 +343,9 @@ class World:
 
     def execute(self, each: Generation, commands: Sequence[Command]) -> None:
         """Does what a ledger says."""
+        if each.ledger.ahead_outcome is not None:
+            self.counts[f"ahead_{each.ledger.ahead_outcome}"] += 1
+            each.ledger.ahead_outcome = None
         for command in commands:
             self.counts[type(command).__name__] += 1
             match command:
@@ -382,10 +389,13 @@ class World:
 
     # -------------------------------------------------------------- good weather
 
-    def fair(self, agreement: int = 100) -> bool:
-        """Everything on the wire is delivered in order and every job is done. False: nothing was left to do."""
+    def fair(self, agreement: int = 100, *roles: Role) -> bool:
+        """Everything on the wire is delivered in order and every job is done, at these workers only if any are named. False:
+        nothing was left to do."""
         moved = False
         for role, link in self.links.items():
+            if roles and role not in roles:
+                continue
             while link.tasks:
                 self.deliver_task(role)
                 moved = True

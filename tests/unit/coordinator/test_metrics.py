@@ -40,7 +40,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def driver(**changes: Any) -> Any:
     """What the scrape reads of a driver."""
     books = SimpleNamespace(
-        tally=Tally(), outcomes=Counter(), replays=Counter(), fallbacks=Counter(), stale_answers=0, generated_tokens=0
+        tally=Tally(),
+        outcomes=Counter(),
+        replays=Counter(),
+        fallbacks=Counter(),
+        guesses=Counter(),
+        stale_answers=0,
+        generated_tokens=0,
     )
     info = SimpleNamespace(role="target", max_sessions=8, model="m")
     worker = SimpleNamespace(name="target-0", info=info, sessions={1, 2}, standing=None)
@@ -118,6 +124,7 @@ def test_the_drivers_counters_are_read_when_asked() -> None:
     watched.books.tally.round(Source.NGRAM, 3, 1)
     watched.books.tally.round(Source.NONE, 0, 0)
     watched.books.fallbacks["draft_timeout"] += 2
+    watched.books.guesses["miss"] += 4
     watched.books.outcomes["finished"] += 1
 
     found = scrape(metrics)
@@ -129,6 +136,7 @@ def test_the_drivers_counters_are_read_when_asked() -> None:
     assert found["specwire:accepted_tokens_by_source_total", ("ngram",)] == 1
     assert found["specwire:rounds_total", ()] == 5
     assert found["specwire:fallbacks_total", ("draft_timeout",)] == 2
+    assert (0, 4) == tuple(found["specwire:draft_guesses_total", (result,)] for result in ("hit", "miss"))
     assert found["specwire:requests_total", ("finished",)] == 1
     assert found["specwire:requests_total", ("cancelled",)] == 0
     assert (found["specwire:num_requests_running", ()], found["specwire:num_requests_waiting", ()]) == (2, 1)

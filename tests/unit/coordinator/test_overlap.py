@@ -20,7 +20,7 @@ def test_work_is_from_the_task_to_its_answer(clock: list[int]) -> None:
     """One task between 10 and 20."""
     work = DraftWork()
     clock[0] = 10
-    work.begins(1)
+    work.begins(1, 1)
 
     assert [work.within(0, end) for end in (5, 10, 11)] == [False, False, True]
     clock[0] = 20
@@ -33,7 +33,7 @@ def test_one_after_another_is_work_all_the_time(clock: list[int]) -> None:
     """The second was begun before the first ended."""
     work = DraftWork()
     for clock[0], call, session in ((10, work.begins, 1), (20, work.begins, 2), (30, work.ends, 1)):
-        call(session)
+        call(session, 1)
 
     assert work.within(12, 15)
     assert work.within(31, 40)
@@ -43,7 +43,7 @@ def test_what_begins_after_the_verdict_came_is_not_beside_it(clock: list[int]) -
     """Of verdicts that came in one frame, the first one's next draft task says nothing of the others' step."""
     work = DraftWork()
     clock[0] = 50
-    work.begins(1)
+    work.begins(1, 1)
 
     assert not work.within(10, 40)
 
@@ -55,3 +55,17 @@ def test_an_end_without_a_begin_is_none(clock: list[int]) -> None:
     work.ends(7)
 
     assert not work.within(0, 10)
+
+
+def test_the_end_of_a_former_task_is_none(clock: list[int]) -> None:
+    """A draft that ran ahead was asked anew: the answer to what it was asked first says nothing of the second. Who leaves ends all."""
+    work = DraftWork()
+    clock[0] = 10
+    work.begins(1, 4)
+    work.begins(1, 5)
+    clock[0] = 20
+    work.ends(1, 4)
+
+    assert (1, True) == (len(work), work.within(15, 30))
+    work.ends(1)
+    assert (0, False) == (len(work), work.within(21, 30))

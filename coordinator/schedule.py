@@ -1,0 +1,189 @@
+"""How sessions share a draft and a target: in step, by turns, or with the draft running ahead. The one place that decides. Pure.
+
+Law (design, section 5; m groups of b/m sessions, k tokens a block, d and v the steps of draft and target for so many sessions).
+
+- *Synchronous* (m = 1): all draft, then all are judged. A round takes k*d + r_d + r_t + v.
+- *Rotation* (m > 1): the target judges one group while the draft works for the others. A group's turn comes every
+  m * max(v, m*k*d, (k*d + r_d + r_t + v) / m): whichever of target, draft and way is the bottleneck.
+- *Run-ahead*: while a block is judged the draft goes on from its own guess of what follows it. On a hit the next block is there,
+  or on its way, when the verdict comes; on a miss the draft begins anew, after the step it is in. For few sessions: a draft that
+  runs ahead works always.
+
+Where draft and target share cores, what works beside each other stretches (`curves.beside`, measured), and the overlap loses. No
+choice depends on what is being drafted, and a verdict alone commits, so each is exact; under `rejection` nothing runs ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from specwire.law.values import Source
+
+if TYPE_CHECKING:
+    from coordinator.curves import ServiceCurves
+
+Choice = Literal["auto", "synchronous", "rotation", "run_ahead"]
+
+MAX_GROUPS = 8
+_TRIED_GROUPS = (2, 3)
+"""What `auto` compares: with more, groups are smaller and steps hardly shorter."""
+_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_BETTER = 1.05
+"""A schedule stands until another promises so many times its rate: changing it costs a round or two."""
+_EVERY_ROUNDS = 16
+"""Rounds of each session between two decisions."""
+_AHEAD_EVERY = 256
+"""Rounds of the service after which running ahead may be tried again though it looks worse: what works beside what changes."""
+_AHEAD_TRIAL = 8
+"""Rounds of such a trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Who works when."""
+
+    groups: int = 1
+    """Sessions are divided into so many groups that take turns."""
+    ahead: bool = False
+    """The draft goes on from its own guess while a block is judged."""
+
+    def __str__(self) -> str:
+        if self.groups > 1:
+            return f"rotation of {self.groups}"
+        return "run-ahead" if self.ahead else "synchronous"
+
+
+SYNCHRONOUS = Schedule()
+RUN_AHEAD = Schedule(ahead=True)
+
+
+def rotation_us(groups: int, draft_us: float, links_us: float, verify_us: float) -> float:
+    """From one turn of a group to its next. `draft_us`: a block of one group; `links_us`: r_d + r_t; `verify_us`: a step for one
+    group. One group: a synchronous round."""
+    once = draft_us + links_us + verify_us
+    return once if groups == 1 else max(groups * verify_us, groups * groups * draft_us, once)
+
+
+def ahead_us(
+    hit: float, k: int, token_us: float, draft_link_us: float, verify_us: float, target_link_us: float
+) -> float:
+    """A round of a session whose draft runs ahead, on average. `hit`: chance that the draft guesses block and bonus right."""
+    judged = verify_us + target_link_us
+    ahead = (k + 1) * token_us + draft_link_us
+    late = max(0.0, ahead - judged)
+    begun = 0.5 * token_us if ahead > judged else 0.0  # the step it is in when it learns of the miss
+    return judged + hit * late + (1.0 - hit) * (k * token_us + draft_link_us + begun)
+
+
+class Scheduler:
+    """Chooses the schedule of a service and divides its sessions."""
+
+    __slots__ = ("_choice", "_chosen", "_groups_wanted", "_left", "_members", "_size", "_trial", "_waited")
+
+    def __init__(self, choice: Choice = "auto", groups: int = 2) -> None:
+        """`groups`: of a rotation that is fixed by the settings."""
+        self._choice = choice
+        self._groups_wanted = groups
+        self._chosen = RUN_AHEAD if choice == "run_ahead" else SYNCHRONOUS
+        self._members: dict[int, int] = {}
+        """Session to group, from 1; only while there are groups."""
+        self._size: list[int] = []
+        """Sessions of each group."""
+        self._left = 0
+        """Rounds until the next decision."""
+        self._waited = 0
+        """Rounds since running ahead was last used."""
+        self._trial = 0
+        """Rounds left of a trial of running ahead."""
+
+    def __repr__(self) -> str:
+        return f"Scheduler({self._choice}: {self._chosen}, sizes={self._size})"
+
+    def __len__(self) -> int:
+        """Sessions that are in a group."""
+        return len(self._members)
+
+    @property
+    def chosen(self) -> Schedule:
+        """What is in force."""
+        return self._chosen
+
+    def round(self, curves: ServiceCurves, sessions: int, longest: int) -> Schedule:
+        """The schedule in force for the round that begins. Call once per round of a session that could be drafted for. `sessions`:
+        at work now; `longest`: longest block."""
+        if self._choice in ("synchronous", "run_ahead"):
+            return self._chosen
+        if self._choice == "rotation":
+            return self._set(Schedule(max(1, min(self._groups_wanted, sessions))))
+        self._waited = 0 if self._chosen.ahead else self._waited + 1
+        self._left -= 1
+        if self._trial:
+            self._trial -= 1
+        elif self._left <= 0:
+            self._left = _EVERY_ROUNDS * sessions
+            self._set(self._best(curves, sessions, longest))
+        elif self._chosen.groups > sessions:
+            self._set(SYNCHRONOUS)
+        return self._chosen
+
+    def group(self, session: int) -> int:
+        """Group of a session, from 1; 0: there are no groups. A session that begins a round is put where fewest are."""
+        if self._chosen.groups == 1:
+            return 0
+        size, mine = self._size, self._members.get(session, 0)
+        least = min(range(len(size)), key=size.__getitem__)
+        if mine and size[mine - 1] <= size[least] + 1:
+            return mine
+        if mine:
+            size[mine - 1] -= 1
+        size[least] += 1
+        self._members[session] = least + 1
+        return least + 1
+
+    def leave(self, session: int) -> None:
+        """A session is over."""
+        if group := self._members.pop(session, 0):
+            self._size[group - 1] -= 1
+
+    def _set(self, schedule: Schedule) -> Schedule:
+        if schedule.groups != self._chosen.groups:
+            self._members.clear()
+            self._size = [0] * schedule.groups if schedule.groups > 1 else []
+        self._chosen = schedule
+        return schedule
+
+    def _best(self, curves: ServiceCurves, sessions: int, longest: int) -> Schedule:
+        """What promises most tokens per time, the present one if nothing is clearly better."""
+        if longest < 1 or not curves.verify.known:
+            return SYNCHRONOUS
+        rates = {schedule: curves.best_rate(schedule, sessions, longest) for schedule in self._candidates(sessions)}
+        best = max(rates, key=rates.__getitem__)
+        present = rates.get(self._chosen, 0.0)
+        if self._waited >= _AHEAD_EVERY and RUN_AHEAD in rates and not best.ahead and sessions == 1:
+            self._waited, self._trial = 0, _AHEAD_TRIAL
+            return RUN_AHEAD
+        return best if rates[best] > _BETTER * present else self._chosen
+
+    @staticmethod
+    def _candidates(sessions: int) -> Sequence[Schedule]:
+        return (SYNCHRONOUS, RUN_AHEAD, *(Schedule(groups) for groups in _TRIED_GROUPS if groups <= sessions))
+
+
+def lengths(longest: int) -> list[int]:
+    """Block lengths at which schedules are compared."""
+    return [*(k for k in _LENGTHS if k < longest), longest]
+
+
+__all__ = [
+    "RUN_AHEAD",
+    "SYNCHRONOUS",
+    "Choice",
+    "Schedule",
+    "Scheduler",
+    "Source",
+    "ahead_us",
+    "lengths",
+    "rotation_us",
+]
