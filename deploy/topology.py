@@ -69,6 +69,11 @@ class Speculation(_Strict):
     """Longest block that auto considers, and most that a request may ask for."""
     method: Literal["auto", "draft_model", "ngram"] = "auto"
     law: Literal["shared_noise", "rejection"] = "shared_noise"
+    schedule: Literal["auto", "synchronous", "rotation", "run_ahead"] = "auto"
+    """How sessions share draft and target: in step; in groups that take turns; or with the draft going on from its own guess
+    while a block is judged; auto: whichever promises most."""
+    rotation_groups: Annotated[int, Field(ge=2, le=8)] = 2
+    """Groups of a rotation that is asked for; auto compares 2 and 3."""
     draft_timeout_ms: Literal["auto"] | Annotated[int, Field(ge=1, le=600_000)] = "auto"
     """How long a round waits for its block; auto: four times what it should take."""
 

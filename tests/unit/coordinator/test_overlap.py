@@ -58,7 +58,7 @@ def test_an_end_without_a_begin_is_none(clock: list[int]) -> None:
 
 
 def test_the_end_of_a_former_task_is_none(clock: list[int]) -> None:
-    """A draft that ran ahead was asked anew: the answer to what it was asked first says nothing of the second. Who leaves ends all."""
+    """A draft that ran ahead was asked anew: the first answer says nothing of the second task. Who leaves ends all."""
     work = DraftWork()
     clock[0] = 10
     work.begins(1, 4)

@@ -1,0 +1,199 @@
+"""What schedules bring, against their formulas and against each other, on pairs whose speed is set.
+
+    python -m deploy.bench.schedules
+
+Law. Each world starts one service per schedule at once; passes are interleaved, in turn from the front and from the back. d, v and
+the ways come from the same passes, as the workers measure them. A period is what lies between two turns of a group of sessions:
+a session's round. Answers of all schedules are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.schedule import ahead_us, rotation_us
+from deploy.bench.set_speed import Pair, Speeds, Told, mean, sessions_at_once
+from deploy.bench.statistics import bootstrap, median_ratio
+from deploy.experiment.rig import rig
+from specwire.client import Client
+
+SYNCHRONOUS = "synchronous"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One comparison."""
+
+    name: str
+    pair: Pair
+    sessions: int
+    k: int
+    groups: tuple[int, ...] = ()
+    """Rotations to try."""
+    ahead: bool = False
+    draft_round_trip_ms: float = 0.0
+
+    def schedules(self) -> dict[str, dict[str, Any]]:
+        """Settings by name."""
+        found: dict[str, dict[str, Any]] = {SYNCHRONOUS: {"schedule": "synchronous"}}
+        for groups in self.groups:
+            found[f"rotation of {groups}"] = {"schedule": "rotation", "rotation_groups": groups}
+        if self.ahead:
+            found["run-ahead"] = {"schedule": "run_ahead"}
+        return found
+
+
+_STEEP, _DRAFT = Speeds(4.0, 0.6), Speeds(1.0, 0.2)
+WORLDS = (
+    World("target is the bottleneck", Pair(_STEEP, _DRAFT, 0.8), 8, 4, groups=(2,)),
+    World("draft is the bottleneck", Pair(Speeds(4.0, 0.4), Speeds(0.5, 0.5), 0.8), 9, 4, groups=(2, 3)),
+    World("the way is the bottleneck", Pair(_STEEP, _DRAFT, 0.8), 9, 4, groups=(2, 3), draft_round_trip_ms=40.0),
+    World("one request, d = v / 5, acceptance 0.9", Pair(Speeds(20.0), Speeds(4.0), 0.9), 1, 4, ahead=True),
+    World("one request, d = v / 10, acceptance 0.8", Pair(Speeds(20.0), Speeds(2.0), 0.8), 1, 4, ahead=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The passes of one schedule in one world."""
+
+    passes: list[Told]
+    hit: float
+    """Of blocks drafted ahead, the share that was right."""
+
+
+def _groups(schedule: str) -> int:
+    return int(schedule.rpartition(" ")[2]) if schedule.startswith("rotation") else 1
+
+
+def periods_ms(world: World, schedule: str, seen: Seen) -> tuple[float, float]:
+    """A round as measured, on average, and as the formula has it from the d, v and ways of the same rounds."""
+    rounds = [each for told in seen.passes for each in told.rounds() if each.drafted == world.k]
+    verify = statistics.median(each.target_compute_us for each in rounds)
+    drafted = [each.draft_compute_us / each.drafted for each in rounds if each.draft_compute_us]
+    target_way = statistics.median(each.target_transfer_us for each in rounds)
+    draft_way = statistics.median(each.draft_transfer_us for each in rounds)
+    coordinator = statistics.median(each.coordinator_us for each in rounds)
+    if schedule == "run-ahead":  # on the path a draft's time is only what was not hidden
+        token, draft_way = 1e3 * world.pair.draft.ms(1), 1e3 * world.draft_round_trip_ms
+        expected = ahead_us(seen.hit, world.k, token, draft_way + coordinator / 2, verify, target_way + coordinator / 2)
+    else:
+        token = statistics.median(drafted)
+        ways = draft_way + target_way + coordinator
+        expected = rotation_us(_groups(schedule), world.k * token, ways, verify)
+    return mean([each.total_us for each in rounds]) / 1e3, expected / 1e3
+
+
+def measure(world: World, pairs: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Everything about one world."""
+    with contextlib.ExitStack() as stack:
+        addresses = {}
+        for name, settings in world.schedules().items():
+            say(f"{world.name}: {name} starts")
+            topology = world.pair.topology(world.sessions, num_speculative_tokens=world.k, **settings)
+            up = stack.enter_context(rig(topology, ["draft-0"] if world.draft_round_trip_ms else []))
+            for relay in up.relays.values():
+                relay.set_round_trip(world.draft_round_trip_ms)
+            addresses[name] = up.address
+        passes, guesses = asyncio.run(_passes(world, addresses, pairs, say))
+    return evaluate(world, passes, guesses)
+
+
+async def _passes(
+    world: World, addresses: Mapping[str, str], pairs: int, say: Callable[[str], None]
+) -> tuple[dict[str, list[Told]], dict[str, dict[str, int]]]:
+    """By schedule: what was seen, and what became of blocks drafted ahead."""
+    names = list(addresses)
+    passes: dict[str, list[Told]] = {name: [] for name in names}
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {name: await stack.enter_async_context(Client(address)) for name, address in addresses.items()}
+        for client in clients.values():
+            await sessions_at_once(client, world.sessions, 16)
+        for turn in range(pairs):
+            for name in names if turn % 2 == 0 else reversed(names):
+                say(f"{world.name}: {name}, pass {turn + 1} of {pairs}")
+                passes[name].append(await sessions_at_once(clients[name], world.sessions, world.pair.max_tokens))
+        return passes, {name: dict((await client.stats()).draft_guesses) for name, client in clients.items()}
+
+
+def evaluate(
+    world: World, passes: Mapping[str, list[Told]], guesses: Mapping[str, Mapping[str, int]]
+) -> dict[str, Any]:
+    """Measured against the formulas, and against the synchronous schedule."""
+    names = list(passes)
+    found = {}
+    reference = passes[SYNCHRONOUS]
+    for name in names:
+        told = guesses[name]
+        seen = Seen(passes[name], told.get("hit", 0) / max(1, sum(told.values())))
+        measured, formula = periods_ms(world, name, seen)
+        pairs_of = [(mine.tokens_per_s, other.tokens_per_s) for mine, other in zip(seen.passes, reference, strict=True)]
+        found[name] = {
+            "round_ms": measured,
+            "formula_ms": formula,
+            "of_formula": measured / formula,
+            "hit": seen.hit if told else None,
+            "against_synchronous": bootstrap(pairs_of, median_ratio).plain(),
+            "differing": sum(mine.ids != other.ids for mine, other in zip(passes[name], reference, strict=True)),
+        }
+    return {"world": world.name, "sessions": world.sessions, "k": world.k, "schedules": found}
+
+
+def show(results: list[dict[str, Any]], console: Console) -> None:
+    """As a table."""
+    columns = (
+        "world",
+        "schedule",
+        "round ms",
+        "formula",
+        "measured / formula",
+        "tokens/s against synchronous",
+        "differing",
+    )
+    table = Table(*columns, title="Schedules, set speeds")
+    for result in results:
+        for name, each in result["schedules"].items():
+            ratio = each["against_synchronous"]
+            table.add_row(
+                result["world"] if name == SYNCHRONOUS else "",
+                name + (f", {100 * each['hit']:.0f} % hits" if each["hit"] is not None else ""),
+                f"{each['round_ms']:.1f}",
+                f"{each['formula_ms']:.1f}",
+                f"{each['of_formula']:.3f}",
+                f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
+                str(each["differing"]),
+            )
+    console.print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser("python -m deploy.bench.schedules", description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=5, help="passes of each schedule in each world")
+    parser.add_argument("--worlds", default="", help="numbers from 1, with commas; all without")
+    parser.add_argument("--json", help="file for the numbers")
+    args = parser.parse_args(argv)
+    console = Console(stderr=True)
+    chosen = [WORLDS[int(n) - 1] for n in args.worlds.split(",")] if args.worlds else list(WORLDS)
+    with console.status("starting") as status:
+        results = [measure(world, args.pairs, status.update) for world in chosen]
+    show(results, console)
+    if args.json:
+        Path(args.json).write_text(json.dumps(results, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
