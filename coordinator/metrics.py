@@ -174,6 +174,9 @@ class CoordinatorMetrics(Collector):
             "num_requests_waiting": [((), len(driver.admission.waiting))],
             "sessions": [(name, len(w.sessions)) for name, w in zip(names, workers, strict=True)],
             "cache_slots": [(name, w.info.max_sessions) for name, w in zip(names, workers, strict=True)],
+            "cache_tokens": [
+                (name, w.info.max_sessions * w.info.max_context) for name, w in zip(names, workers, strict=True)
+            ],
             "ready": [(name, w.standing is Standing.READY) for name, w in zip(names, workers, strict=True)],
             "link_round_trip_seconds": [(name, us / 1e6) for name, us in zip(names, trips, strict=True) if us],
         }

@@ -173,6 +173,7 @@ num_requests_running * | gauge | requests | | Being generated.
 num_requests_waiting * | gauge | requests | | Waiting for admission.
 sessions | gauge | sessions | worker role | Bound to the worker: its cache slots in use, we believe.
 cache_slots | gauge | sessions | worker role | Sessions the worker can hold.
+cache_tokens | gauge | tokens | worker role | Tokens that they can have together.
 ready | gauge | | worker role | 1: it gets new work.
 link_round_trip_seconds | gauge | s | worker role | Median of the last echoes.
 time_to_first_token_seconds * | histogram | s | | Arrival to first token.

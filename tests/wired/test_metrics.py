@@ -93,6 +93,7 @@ async def test_metrics_say_what_clients_were_told() -> None:
         assert total(draft, "worker_proposed_tokens_total") >= total(found, "spec_decode_num_draft_tokens_total")
         for role, worker in (("target", target), ("draft", draft)):
             assert found["specwire:cache_slots", (role, f"{role}-0")] == 16
+            assert found["specwire:cache_tokens", (role, f"{role}-0")] == 16 * TARGET.max_context
             assert found["specwire:sessions", (role, f"{role}-0")] == total(worker, "worker_sessions") == 0
             assert total(worker, "worker_steps_total") > 0
 

@@ -48,7 +48,7 @@ def driver(**changes: Any) -> Any:
         stale_answers=0,
         generated_tokens=0,
     )
-    info = SimpleNamespace(role="target", max_sessions=8, model="m")
+    info = SimpleNamespace(role="target", max_sessions=8, max_context=256, model="m")
     worker = SimpleNamespace(name="target-0", info=info, sessions={1, 2}, standing=None)
     link = SimpleNamespace(round_trip_us=lambda: 1500)
     parts = {
