@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 
 from coordinator.admission import Admission
 from coordinator.books import Books
@@ -227,19 +226,8 @@ class Driver:
         worker = self.fleet.workers.get(link.name)
         if worker is None or len(worker.sessions) < 2:
             return 0, 0, 0
-        latest: dict[int, int] = {}
-        counts: Counter[int] = Counter()
-        for counter in worker.sessions:
-            session = self.sessions.get(counter)
-            if session is not None and session.ledger is not None and session.ledger.phase is Phase.DRAFTING:
-                mine = session.ledger.envelope.group
-                counts[mine] += 1
-                latest[mine] = max(latest.get(mine, 0), session.draft_due_ns)
-        if not latest:
-            return 0, 0, 0
-        group = min(latest, key=latest.__getitem__) if group is None else group
-        due_us = (latest.get(group, 0) - now_ns()) // 1000
-        return (counts[group], max(1, due_us), group) if counts[group] else (0, 0, 0)
+        count, due_ns, group = self.rounds.awaited.due(link.name, group)
+        return (count, max(1, (due_ns - now_ns()) // 1000), group) if count else (0, 0, 0)
 
     def link_up(self, link: WorkerLink, same_worker: bool) -> None:
         """A stream stands."""
@@ -365,6 +353,7 @@ class Driver:
         clock.ended_ns = clock.ended_ns or now_ns()
         self.rounds.cancel_timer(session)
         self.rounds.drafting.ends(session.counter)
+        self.rounds.awaited.ends(session.counter)
         self.rounds.scheduler.leave(session.counter)
         if session.ledger is not None:
             for command in session.ledger.finish():

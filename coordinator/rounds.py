@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from coordinator.awaited import Awaited
 from coordinator.books import Books
 from coordinator.clients import WorkerLink
 from coordinator.clock import NO_PASSAGE
@@ -83,6 +84,7 @@ class Rounds:
         self.curves = ServiceCurves()
         self.scheduler = Scheduler(config.speculation.schedule, config.speculation.rotation_groups)
         self.drafting = DraftWork()
+        self.awaited = Awaited()
         self.woken: list[Session] = []
         """Sessions with something new for their clients, until `wake_clients`."""
         self._config = config
@@ -114,7 +116,8 @@ class Rounds:
         commands = ledger.begin(plan.source, plan.num_tokens, guess, envelope, warm=warm)
         if ledger.phase is Phase.DRAFTING:
             expected_s = self.curves.draft_seconds(plan.num_tokens)
-            session.draft_due_ns = now_ns() + int(_DUE * expected_s * 1e9)
+            due_ns = now_ns() + int(_DUE * expected_s * 1e9)
+            self.awaited.begins(session.counter, session.target_name, envelope.group, due_ns)
             timeout = self._draft_timeout(session, expected_s)
             if timeout is not None:
                 loop = asyncio.get_running_loop()
@@ -225,6 +228,8 @@ class Rounds:
                 case Commit() | End():
                     raise AssertionError("handled by the caller")
         ledger = session.ledger
+        if ledger is None or ledger.phase is not Phase.DRAFTING:
+            self.awaited.ends(session.counter)
         lost = ledger is not None and ledger.phase is Phase.VERIFYING and ledger.target.state is State.PROBE
         if lost and session.waiting_since_ns is None:
             session.waiting_since_ns = now_ns()

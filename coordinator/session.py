@@ -134,8 +134,6 @@ class Session:
         """Tokens that this round's plan asked the draft for."""
         self.guessed = 0.0
         """Chance, by acceptance, that what the draft was last asked for ahead is right."""
-        self.draft_due_ns = 0
-        """When the block is expected, for the target's hint."""
         self.waiting_since_ns: int | None = None
         """Since when the target's stream is down under a round of this session."""
         self.paused_since_ns: int | None = None

@@ -241,10 +241,11 @@ class RequestWindow:
     def _plan_fixed(self, room: Room, fixed: int) -> Plan:
         """Always `fixed` tokens as far as there is room; of two sources the one that promises more for its time."""
         rate, plan = 0.0, PLAIN
-        for source, most in self._sources(room):
+        sources = self._sources(room) if fixed > 0 else []
+        if len(sources) == 1:
+            return Plan(sources[0][0], min(sources[0][1], fixed))
+        for source, most in sources:
             limit = min(most, fixed)
-            if limit < 1:
-                continue
             expected, chance = 1.0, 1.0
             for stands in self._chances(source, limit):
                 chance *= stands

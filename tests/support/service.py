@@ -274,6 +274,7 @@ class Service:
             "coordinator.running": len(driver.admission.running),
             "coordinator.waiting": len(driver.admission.waiting),
             "coordinator.drafting": len(driver.rounds.drafting),
+            "coordinator.awaited": len(driver.rounds.awaited),
             "coordinator.groups": len(driver.rounds.scheduler),
         }
         for worker in driver.fleet.workers.values():
