@@ -59,7 +59,7 @@ class LinkEvents(Protocol):
 
     def due(self, link: WorkerLink, group: int | None) -> tuple[int, int, int]:
         """(sessions whose blocks are due soon, within how many microseconds, of which group); asked before a frame is written.
-        `group`: of the tasks in it; None: there are none."""
+        `group`: of the tasks in it; None: none of them is in one."""
 
     def link_up(self, link: WorkerLink, same_worker: bool) -> None:
         """A stream stands and the worker has said who it is."""
@@ -249,8 +249,8 @@ class WorkerLink:
             announce, self._announce = self._announce or bool(tasks), False
             due_sessions = due_us = due_group = 0
             if announce and self.role is Role.TARGET:
-                groups = [task.group for task in tasks if isinstance(task, VerifyTask)]
-                due_sessions, due_us, due_group = self._events.due(self, groups[0] if groups else None)
+                groups = (task.group for task in tasks if isinstance(task, VerifyTask))
+                due_sessions, due_us, due_group = self._events.due(self, next(filter(None, groups), None))
             if not (tasks or closes or echo or due_sessions):
                 continue
             raw = encode_task_frame(

@@ -71,7 +71,7 @@ class RequestClock:
 
     def draft_passage(self, way: Passage) -> None:
         """A block came by this way."""
-        self.round.draft = way
+        self.round.draft = way if self.round.draft is None else self.round.draft + way
         self.wait_us += way.wait_us
         self.draft_transfer_us += way.transfer_us
         self.draft_queue_us += way.queue_us

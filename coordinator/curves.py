@@ -78,7 +78,7 @@ class ServiceCurves:
         """The same of r_t."""
         self._guessed = self._hoped = 0.0
         """Guesses of a draft that ran ahead: right ones, and right ones expected by acceptance. Older ones count less."""
-        self._last_step = -1
+        self._last_step = "", -1
         self._drafted = self._accepted = 0.0
 
     def __repr__(self) -> str:
@@ -107,7 +107,10 @@ class ServiceCurves:
 
     def plain_us(self, sessions: int) -> float:
         """A plain round, while no draft works."""
-        return self.verify.at(sessions) + self.target_link.at(sessions)
+        link_us = self.target_link.at(sessions)
+        if self.schedule.groups > 1:  # then it is not observed; a way without waits is the least that it is
+            link_us = min(link_us, self.target_way.at(sessions))
+        return self.verify.at(sessions) + link_us
 
     def draft_us(self, sessions: int) -> float:
         """Draft compute per token with so many sessions at the draft."""
@@ -149,14 +152,16 @@ class ServiceCurves:
             for each in (self.draft_link, self.block_link, self.crowding):
                 each.idle(self.sessions, rounds)
 
-    def observe_verify(self, source: Source, step: StepTiming, way: Passage, *, beside: bool = False) -> None:
-        """A verdict came from this step. `beside`: a draft worked while its task was under way. Steps with prompt rows say nothing
-        of a round; a step's time counts once."""
+    def observe_verify(
+        self, source: Source, step: StepTiming, way: Passage, *, beside: bool = False, target: str = ""
+    ) -> None:
+        """A verdict came from this step of this target. `beside`: a draft worked while its task was under way. Steps with prompt
+        rows say nothing of a round; a step's time counts once."""
         if step.prefill_rows:
             return
         sessions, link_us, drafted = self.sessions, way.total_us - way.compute_us, source is Source.DRAFT_MODEL
-        us, new = step.busy_us, step.step != self._last_step
-        self._last_step = step.step
+        us, new = step.busy_us, (target, step.step) != self._last_step
+        self._last_step = target, step.step
         longer = min(us / self.verify.at(step.rows), LARGEST_ERROR) if beside and self.verify.known else 1.0
         if beside and new:
             self.beside.observe(sessions, longer)
@@ -167,7 +172,9 @@ class ServiceCurves:
         elif drafted:
             self.block_link.observe(sessions, link_us, self._block_link(sessions))
             self.crowding.observe(sessions, longer)
-        elif quiet or link_us < self.target_link.at(sessions):  # a draft beside it does not make a way shorter
+        elif not beside or link_us < self.target_link.at(
+            sessions
+        ):  # one that drafts may be waited for, but shortens no way
             self.target_link.observe(sessions, link_us)
         if new and (quiet or not self.verify.known):
             self.verify.observe(step.rows, us)
@@ -208,14 +215,14 @@ class ServiceCurves:
             max(1.0, self.crowding.at(sessions)),
         )
 
-    def timer(self, source: Source, sessions: int) -> Callable[[int, float], float] | None:
-        """What rounds of a draft's blocks take under the present schedule, by their length and the chance that all of a block and
-        the token after it are guessed right. None: `price` says it."""
+    def timer(self, source: Source, sessions: int) -> Callable[[int, float, float], float] | None:
+        """What rounds of a draft's blocks take under the present schedule, by their length, the chance that all of a block stands,
+        and that the token after it is guessed right too. None: `price` says it."""
         if source is not Source.DRAFT_MODEL or self.schedule == SYNCHRONOUS:
             return None
         return partial(self.schedule_us, self.schedule, sessions)
 
-    def schedule_us(self, schedule: Schedule, sessions: int, num_tokens: int, guessed: float) -> float:
+    def schedule_us(self, schedule: Schedule, sessions: int, num_tokens: int, whole: float, guessed: float) -> float:
         """Expected time of a session's round under a schedule, every session doing the same."""
         if schedule == SYNCHRONOUS:
             return self.round_us(Source.DRAFT_MODEL, num_tokens, sessions)
@@ -225,7 +232,7 @@ class ServiceCurves:
         draft_way, target_way = self.draft_way.at(sessions), self.target_way.at(sessions)
         if schedule.ahead:
             hit = guessed * (self._guessed + _GUESSES) / (self._hoped + _GUESSES)
-            return ahead_us(min(1.0, hit), num_tokens, token_us, draft_way, verify_us, target_way)
+            return ahead_us(whole, min(whole, hit), num_tokens, token_us, draft_way, verify_us, target_way)
         return rotation_us(schedule.groups, num_tokens * token_us, draft_way + target_way, verify_us)
 
     def best_rate(self, schedule: Schedule, sessions: int, longest: int) -> float:
@@ -241,7 +248,7 @@ class ServiceCurves:
             expected += chance
             if k in compared:
                 guessed = chance * (curve[k] if k < len(curve) else last)
-                best = max(best, expected / self.schedule_us(schedule, sessions, k, guessed))
+                best = max(best, expected / self.schedule_us(schedule, sessions, k, chance, guessed))
         return best
 
     def _block_link(self, sessions: int) -> float:

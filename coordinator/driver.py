@@ -15,7 +15,7 @@ from coordinator.books import Books
 from coordinator.clients import WorkerLink, Written
 from coordinator.clock import RequestClock
 from coordinator.config import CoordinatorConfig
-from coordinator.fleet import Worker
+from coordinator.fleet import Standing, Worker
 from coordinator.ledger import (
     End,
     Ledger,
@@ -61,7 +61,7 @@ class Driver:
         self.admission = Admission(config.max_running, config.max_waiting)
         self.sessions: dict[int, Session] = {}
         self.books = Books()
-        self.rounds = Rounds(config, self.roster, self.books, observer, self, lambda: len(self.admission.running))
+        self.rounds = Rounds(config, self.roster, self.books, observer, self)
         self.curves = self.rounds.curves
         self.draining = False
         self.changed = asyncio.Event()
@@ -98,7 +98,8 @@ class Driver:
         if isinstance(settings.num_speculative_tokens, int):
             return settings.num_speculative_tokens
         longest = settings.max_num_speculative_tokens if self.fleet.pick("draft") is not None else 0
-        return self.curves.present_length(len(self.admission.running), longest)
+        targets = max(1, sum(worker.standing is Standing.READY for worker in self.fleet.of("target")))
+        return self.curves.present_length(-(-len(self.admission.running) // targets), longest)
 
     def step_us(self, role: str) -> int:
         """Compute of one step for one session; 0: not measured."""

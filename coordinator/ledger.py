@@ -175,6 +175,8 @@ class Ledger:
         """The draft has gone on from its own guess, and what that is worth is not decided."""
         self.ahead_outcome: bool | None = None
         """Whether the last guess to be decided was right. Whoever reads it sets it back."""
+        self.unsound = False
+        """Whether the last block was cut at an id that the target does not have: its draft would only say it again."""
         self.asked_again = False
         """Whether the draft was replayed in this round. It is asked twice at most."""
         self.troubles = 0
@@ -248,10 +250,10 @@ class Ledger:
         able = self.phase is Phase.VERIFYING and self.ahead is None and self.with_draft and mirror.idle
         drafted = block.source is Source.DRAFT_MODEL and len(block) > 0 and not block.laws
         num_tokens = min(num_tokens, self.limits.draft_max_context - length - len(block) - 1)
-        if not (able and drafted and num_tokens > 0 and mirror.match == length):
+        if not (able and drafted and num_tokens > 0 and mirror.match == length) or self.unsound:
             return []
         cached = min(len(mirror.tail), len(block) - 1)  # its last token is fed (again), since the guess follows it
-        if mirror.tail[:cached] != block.tokens[:cached]:
+        if mirror.tail[:cached] != block.tokens[:cached] or len(block) - cached > self.limits.draft_max_append:
             return []
         keep_hash = self.prefix.hash_at(length)
         for token in block.tokens[:cached]:
@@ -502,9 +504,11 @@ class Ledger:
     def _sound(self, block: Block) -> Block:
         """The block up to the first id the target does not have. A draft's padding rows must not reach the target. Where there are
         laws they decide, and not the tokens drawn from them, since a cut that depends on its own token biases `rejection`."""
+        self.unsound = False
         for index, token in enumerate(block.tokens):
             ids = block.laws[index].ids if block.laws else (token,)
             if max(ids) >= self.limits.vocab_size or token >= self.limits.vocab_size:
+                self.unsound = True
                 return block.cut(index)
         return block
 

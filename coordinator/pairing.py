@@ -1,4 +1,5 @@
-"""Whether workers and tokenizer mean the same by a token id. Maps are compared, not sizes; padding may differ."""
+"""Whether workers and tokenizer mean the same by a token id. Maps are compared, not sizes; padding may differ. A draft must also be
+able to read whatever its target may say; what only the draft can say is cut off its blocks (`coordinator.ledger`)."""
 
 from __future__ import annotations
 
@@ -66,8 +67,25 @@ class Pairing:
         theirs = worker.info.vocab_fingerprint
         if fingerprint == theirs or not theirs or (fingerprint, theirs) in self._agreed:
             return
-        compare_vocabularies(name, vocabulary, worker_name, await fetch_vocabulary(worker))
+        own = await fetch_vocabulary(worker)
+        compare_vocabularies(name, vocabulary, worker_name, own)
+        if worker.info.role == "draft":
+            check_reads_all(name, vocabulary, worker_name, own)
         self._agreed.add((fingerprint, theirs))
+
+
+def check_reads_all(
+    target_name: str, target_vocabulary: Sequence[bytes], draft_name: str, draft_vocabulary: Sequence[bytes]
+) -> None:
+    """Raises VocabularyMismatch for a token of the target past the draft's end: from the first such token of a text on, the draft
+    would refuse every task, and nobody be told. Padding is no token (b"")."""
+    for index in range(len(draft_vocabulary), len(target_vocabulary)):
+        if target_vocabulary[index]:
+            raise VocabularyMismatch(
+                f"{draft_name} ends at id {len(draft_vocabulary) - 1}, and {target_name} has "
+                f"{target_vocabulary[index].decode(errors='replace')!r} at id {index}: the draft could not read a text with it. "
+                "If its model has a row for that id, set the draft's tokenizer to the target's"
+            )
 
 
 async def fetch_vocabulary(worker: Worker) -> list[bytes]:

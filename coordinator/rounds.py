@@ -78,9 +78,7 @@ class Rounds:
         books: Books,
         observer: Observer,
         ends: Ends,
-        running: Callable[[], int],
     ) -> None:
-        """`running`: how many requests are being generated."""
         self.curves = ServiceCurves()
         self.scheduler = Scheduler(config.speculation.schedule, config.speculation.rotation_groups)
         self.drafting = DraftWork()
@@ -92,7 +90,6 @@ class Rounds:
         self._books = books
         self._observer = observer
         self._ends = ends
-        self._running = running
 
     def begin(self, session: Session, begun_ns: int) -> None:
         """Plans and begins the next round, unless the client is too far behind."""
@@ -161,9 +158,10 @@ class Rounds:
             return _NO_PLAN, (), False
         guess = session.lookup.propose(longest) if session.lookup is not None else None
         draft = self._draft_room(session, ledger, longest)
+        sessions = max(1, len(self._roster.fleet.workers[session.target_name].sessions))
         if draft:
-            self.curves.schedule = self.scheduler.round(self.curves, self._running(), draft)
-        room = Room(longest, draft if ledger.draft_ready() else 0, guess, self._running())
+            self.curves.schedule = self.scheduler.round(self.curves, sessions, spec.max_block)
+        room = Room(longest, draft if ledger.draft_ready() else 0, guess, sessions)
         plan = window.plan(room)
         reads = ledger.to_read() if draft else 0
         warm = reads > 0 and window.worth_reading(Room(longest, draft, None, room.sessions), reads)
@@ -352,7 +350,8 @@ class Rounds:
         prefilled = frame.step.prefill_rows if frame.step is not None else 0
         if frame.step is not None:
             beside = self.drafting.within(session.to_target.written_ns, received_ns)
-            self.curves.observe_verify(source, frame.step, way, beside=beside)
+            target = session.target_name
+            self.curves.observe_verify(source, frame.step, way, beside=beside, target=target)
         session.window.observe(source, drafted, commit.accepted, clock.round.draft, way, first=prefilled > 0)
         if session.lookup is not None:
             session.lookup.extend(commit.tokens)

@@ -4,7 +4,7 @@ Law (design, section 5; m groups of b/m sessions, k tokens a block, d and v the 
 
 - *Synchronous* (m = 1): all draft, then all are judged. A round takes k*d + r_d + r_t + v.
 - *Rotation* (m > 1): the target judges one group while the draft works for the others. A group's turn comes every
-  m * max(v, m*k*d, (k*d + r_d + r_t + v) / m): whichever of target, draft and way is the bottleneck.
+  max(m*v, m*k*d, k*d + r_d + r_t + v): whichever of target, draft and way is the bottleneck.
 - *Run-ahead*: while a block is judged the draft goes on from its own guess of what follows it. On a hit the next block is there,
   or on its way, when the verdict comes; on a miss the draft begins anew, after the step it is in. For few sessions: a draft that
   runs ahead works always.
@@ -38,6 +38,8 @@ _AHEAD_EVERY = 256
 """Rounds of the service after which running ahead may be tried again though it looks worse: what works beside what changes."""
 _AHEAD_TRIAL = 8
 """Rounds of such a trial."""
+_FEW = 2
+"""Sessions up to which running ahead is compared: of more, some draft while others are judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +65,25 @@ def rotation_us(groups: int, draft_us: float, links_us: float, verify_us: float)
     """From one turn of a group to its next. `draft_us`: a block of one group; `links_us`: r_d + r_t; `verify_us`: a step for one
     group. One group: a synchronous round."""
     once = draft_us + links_us + verify_us
-    return once if groups == 1 else max(groups * verify_us, groups * groups * draft_us, once)
+    return once if groups == 1 else max(groups * verify_us, groups * draft_us, once)
 
 
 def ahead_us(
-    hit: float, k: int, token_us: float, draft_link_us: float, verify_us: float, target_link_us: float
+    whole: float, hit: float, k: int, token_us: float, draft_link_us: float, verify_us: float, target_link_us: float
 ) -> float:
-    """A round of a session whose draft runs ahead, on average. `hit`: chance that the draft guesses block and bonus right."""
+    """A round of a session whose draft runs ahead, on average. `whole`: chance that all of a block stands; `hit`: that the bonus is
+    guessed as well."""
     judged = verify_us + target_link_us
-    ahead = (k + 1) * token_us + draft_link_us
-    late = max(0.0, ahead - judged)
-    begun = 0.5 * token_us if ahead > judged else 0.0  # the step it is in when it learns of the miss
-    return judged + hit * late + (1.0 - hit) * (k * token_us + draft_link_us + begun)
+    late = max(0.0, (k + 1) * token_us + draft_link_us - judged)
+    begun = 0.5 * token_us if late > draft_link_us / 2 else 0.0  # the step it is in when it learns of a refusal
+    anew = k * token_us + draft_link_us
+    return judged + whole * late + (whole - hit) * anew + (1.0 - whole) * (anew + begun)
 
 
 class Scheduler:
     """Chooses the schedule of a service and divides its sessions."""
 
-    __slots__ = ("_choice", "_chosen", "_groups_wanted", "_left", "_members", "_size", "_trial", "_waited")
+    __slots__ = ("_before", "_choice", "_chosen", "_groups_wanted", "_left", "_members", "_size", "_waited")
 
     def __init__(self, choice: Choice = "auto", groups: int = 2) -> None:
         """`groups`: of a rotation that is fixed by the settings."""
@@ -95,8 +98,8 @@ class Scheduler:
         """Rounds until the next decision."""
         self._waited = 0
         """Rounds since running ahead was last used."""
-        self._trial = 0
-        """Rounds left of a trial of running ahead."""
+        self._before: Schedule | None = None
+        """What stood before the trial of running ahead that is under way; None: none is."""
 
     def __repr__(self) -> str:
         return f"Scheduler({self._choice}: {self._chosen}, sizes={self._size})"
@@ -112,20 +115,18 @@ class Scheduler:
 
     def round(self, curves: ServiceCurves, sessions: int, longest: int) -> Schedule:
         """The schedule in force for the round that begins. Call once per round of a session that could be drafted for. `sessions`:
-        at work now; `longest`: longest block."""
+        at work now; `longest`: longest block of a request that has long to go."""
         if self._choice in ("synchronous", "run_ahead"):
             return self._chosen
         if self._choice == "rotation":
             return self._set(Schedule(max(1, min(self._groups_wanted, sessions))))
         self._waited = 0 if self._chosen.ahead else self._waited + 1
-        self._left -= 1
-        if self._trial:
-            self._trial -= 1
-        elif self._left <= 0:
-            self._left = _EVERY_ROUNDS * sessions
-            self._set(self._best(curves, sessions, longest))
-        elif self._chosen.groups > sessions:
+        self._left = min(self._left, _EVERY_ROUNDS * sessions) - 1
+        if self._chosen.groups > sessions:
             self._set(SYNCHRONOUS)
+        elif self._left < 0:
+            self._left = _EVERY_ROUNDS * sessions - 1
+            self._set(self._best(curves, sessions, longest))
         return self._chosen
 
     def group(self, session: int) -> int:
@@ -160,15 +161,19 @@ class Scheduler:
             return SYNCHRONOUS
         rates = {schedule: curves.best_rate(schedule, sessions, longest) for schedule in self._candidates(sessions)}
         best = max(rates, key=rates.__getitem__)
-        present = rates.get(self._chosen, 0.0)
-        if self._waited >= _AHEAD_EVERY and RUN_AHEAD in rates and not best.ahead and sessions == 1:
-            self._waited, self._trial = 0, _AHEAD_TRIAL
+        before, self._before = self._before, None
+        stands = before or self._chosen  # a trial is no choice
+        if rates[best] > _BETTER * rates.get(stands, 0.0):
+            return best
+        if self._waited >= _AHEAD_EVERY and RUN_AHEAD in rates:
+            self._waited, self._left, self._before = 0, _AHEAD_TRIAL - 1, stands
             return RUN_AHEAD
-        return best if rates[best] > _BETTER * present else self._chosen
+        return stands
 
     @staticmethod
     def _candidates(sessions: int) -> Sequence[Schedule]:
-        return (SYNCHRONOUS, RUN_AHEAD, *(Schedule(groups) for groups in _TRIED_GROUPS if groups <= sessions))
+        ahead = (RUN_AHEAD,) if sessions <= _FEW else ()
+        return (SYNCHRONOUS, *ahead, *(Schedule(groups) for groups in _TRIED_GROUPS if groups <= sessions))
 
 
 def lengths(longest: int) -> list[int]:

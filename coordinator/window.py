@@ -216,7 +216,7 @@ class RequestWindow:
                     if timer is None:
                         us = fixed_us + k * token_us + stretch * step_us(sessions * (k + 1))
                     else:
-                        us = timer(k, chance * chances[min(k, limit - 1)])
+                        us = timer(k, chance, chance * chances[min(k, limit - 1)])
                     this = expected / us
                     if this > rate:
                         rate, plan = this, Plan(source, k)
@@ -328,7 +328,7 @@ class RequestWindow:
         """Earns the round's share of the allowance, and books what a trial really cost: less than nothing when it paid."""
         curves = self._curves
         plain_us = curves.plain_us(curves.sessions)
-        change = self._reserve + _EXPLORATION * us / plain_us
+        change = self._reserve + _EXPLORATION * us / plain_us / curves.sessions  # all of them wait for a trial of one
         if self._reserve > 0.0 and not first:
             change -= (us - committed / self._rate) / plain_us
         self._reserve = 0.0

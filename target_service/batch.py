@@ -12,17 +12,22 @@ together whenever that takes less than a step, as is best for them in the long r
 not waited for in every step.
 
 Sessions may be in groups that take turns, so that a draft works for one while the target judges another (rotation). A step then
-serves one group, the one that has waited longest, and tasks that are in none; and only sessions of that group are lingered for.
+serves one group, the one of which most wait, and tasks that are in none; and only sessions of that group are lingered for. One that
+has lost its group waits for it rather than cost a step of its own, but not for more than three steps.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from specwire.law.tasks import VerifyTask
 from specwire.worker.jobs import Job, cached
 from specwire.worker.shares import Claim, share
 from specwire.worker.stepper import Due, Part, Plan
+
+_PATIENCE = 3.0
+"""Steps that the oldest task waits for its group."""
 
 
 def claim_of(key: int, job: Job) -> Claim:
@@ -60,7 +65,7 @@ def plan(
     jobs: Sequence[Job], due: Sequence[Due], step_s: float, since: float, now: float, budget: int, max_sessions: int
 ) -> Plan:
     """The next step, of jobs in order of age. `step_s`: recent time of a step; 0 never lingers."""
-    jobs, due = _in_turn(jobs, due)
+    jobs, due = _in_turn(jobs, due, step_s, now)
     claims = [claim_of(key, job) for key, job in enumerate(jobs)]
     room = min(
         max_sessions - len(claims), budget - sum(claim.total for claim in claims)
@@ -74,11 +79,23 @@ def plan(
     return Plan(tuple(Part(jobs[each.key], each.rows, each.last) for each in shares))
 
 
-def _in_turn(jobs: Sequence[Job], due: Sequence[Due]) -> tuple[Sequence[Job], Sequence[Due]]:
-    """The group that has waited longest, with those that are in none, and whom it may wait for."""
+def turn(groups: Sequence[int], waited_s: float, step_s: float) -> int:
+    """Which group a step serves; 0: there are none. `groups`: of the tasks that wait, the oldest first; 0: in none. `waited_s`: how
+    long the oldest that is in one has waited."""
+    waiting = Counter(filter(None, groups))
+    if not waiting:
+        return 0
+    if waited_s >= _PATIENCE * step_s:
+        return next(filter(None, groups))
+    return waiting.most_common(1)[0][0]  # of equals the one that has waited longest
+
+
+def _in_turn(jobs: Sequence[Job], due: Sequence[Due], step_s: float, now: float) -> tuple[Sequence[Job], Sequence[Due]]:
+    """Tasks that a step may serve, and who may be waited for."""
     groups = [job.task.group for job in jobs if isinstance(job.task, VerifyTask)]
-    turn = next(filter(None, groups), 0)
-    if not turn:
+    oldest = next((job for job, group in zip(jobs, groups, strict=True) if group), None)
+    if oldest is None:
         return jobs, due
-    mine = [job for job, group in zip(jobs, groups, strict=True) if group in (0, turn)]
-    return mine, [each for each in due if each.group == turn]
+    chosen = turn(groups, now - oldest.mark_ns / 1e9, step_s)
+    mine = [job for job, group in zip(jobs, groups, strict=True) if group in (0, chosen)]
+    return mine, [each for each in due if each.group == chosen]

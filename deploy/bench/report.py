@@ -159,7 +159,8 @@ def _spread(values: Iterable[float]) -> dict[str, float]:
 
 
 def advice(points: Sequence[dict[str, Any]], lost: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """For each load how to run, and why: the most tokens per second, if that is surely more than plain decoding's; else plainly.
+    """For each load how to run, and why: the most tokens per second of those that are surely more than plain decoding's; else
+    plainly. It goes by the ratios as they are shown, in two decimals, so that no word stands beside a number that denies it.
     `lost`: workers that went away meanwhile."""
     doubt = f"; but {' and '.join(lost)} went away meanwhile: measure again" if lost else ""
     advised = []
@@ -167,9 +168,10 @@ def advice(points: Sequence[dict[str, Any]], lost: Sequence[str] = ()) -> list[d
         here = [found for found in points if found["load"] == load]
         plain = next(found for found in here if found["variant"] == PLAIN)
         others = [found for found in here if found["variant"] not in (PLAIN, GENERATE, ASSISTED)]
-        best = max(others, key=lambda found: found["throughput_speedup"]["value"], default=None)
-        if best is None or best["throughput_speedup"]["low"] <= 1.0:
-            worse = best is not None and best["throughput_speedup"]["high"] < 1.0
+        faster = [found for found in others if _shown(found, "low") > 1.0]
+        best = max(faster or others, key=lambda found: found["throughput_speedup"]["value"], default=None)
+        if best is None or not faster:
+            worse = best is not None and all(_shown(found, "high") < 1.0 for found in others)
             why = "everything else is slower" if worse else "nothing is surely faster than plain decoding"
             why += f"; the best of them, {best['variant']}, {_ratio(best)}" if best else ""
             advised.append({"load": load, "choose": PLAIN, "why": why + doubt})
@@ -180,6 +182,11 @@ def advice(points: Sequence[dict[str, Any]], lost: Sequence[str] = ()) -> list[d
             why += f"; {100 * rate:.0f} % of drafted tokens stand, {length:.2f} tokens a block"
         advised.append({"load": load, "choose": best["variant"], "why": why + doubt})
     return advised
+
+
+def _shown(found: dict[str, Any], end: str) -> float:
+    """An end of a ratio's interval as `_ratio` shows it."""
+    return float(f"{found['throughput_speedup'][end]:.2f}")
 
 
 def _ratio(found: dict[str, Any]) -> str:

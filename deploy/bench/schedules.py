@@ -88,7 +88,11 @@ def periods_ms(world: World, schedule: str, seen: Seen) -> tuple[float, float]:
     coordinator = statistics.median(each.coordinator_us for each in rounds)
     if schedule == "run-ahead":  # on the path a draft's time is only what was not hidden
         token, draft_way = 1e3 * world.pair.draft.ms(1), 1e3 * world.draft_round_trip_ms
-        expected = ahead_us(seen.hit, world.k, token, draft_way + coordinator / 2, verify, target_way + coordinator / 2)
+        whole = mean([each.accepted == each.drafted for each in rounds])
+        hit = min(whole, seen.hit)
+        expected = ahead_us(
+            whole, hit, world.k, token, draft_way + coordinator / 2, verify, target_way + coordinator / 2
+        )
     else:
         token = statistics.median(drafted)
         ways = draft_way + target_way + coordinator

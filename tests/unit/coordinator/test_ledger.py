@@ -222,6 +222,22 @@ def test_the_envelope_goes_along() -> None:
     assert [(9, b"d", 9, b"t"), (0, b"d", 0, b"t")] == seen
 
 
+def test_the_group_goes_along_with_the_block() -> None:
+    """Text that only fills the cache goes with any turn; a block that is sent again has its own."""
+    shell = Shell(target_max_append=2)
+    shell.begin(DRAFT, 3, group=2)
+    shell.draft(Block((20, 21)))
+    groups = [(shell.verifying.prefill_only, shell.verifying.group)]
+    for answer in (None, Refusal(Reason.LENGTH), None):
+        shell.target(answer)
+        groups.append((shell.verifying.prefill_only, shell.verifying.group))
+    shell.target(Verdict(2, 30))
+    shell.begin(PLAIN)
+    groups.append((shell.verifying.prefill_only, shell.verifying.group))
+
+    assert [(True, 0), (False, 2), (True, 0), (False, 2), (False, 0)] == groups
+
+
 def test_a_round_begins_only_when_the_last_is_over() -> None:
     """The shell's bug, and it is told."""
     shell = Shell()

@@ -239,6 +239,90 @@ def test_an_abandoned_task_leaves_what_is_confirmed() -> None:
     assert (4, True, False) == (mirror.match, mirror.idle, mirror.matches(answer(task, 6), 1))
 
 
+def running_ahead(prefix: Prefix) -> tuple[Mirror, ProposeTask]:
+    """A worker that has proposed 20, 21, holds the first of them, and is asked to go on from both."""
+    mirror = Mirror()
+    mirror.answered(answer(ask(mirror, prefix), 5), prefix, (20, 21))
+    beyond = a_prefix(20)
+    task = ProposeTask(SESSION, 1, mirror.next_number(), 5, beyond.hash_at(5), (21,), num_tokens=3)
+    mirror.sent(task, 1)
+    return mirror, task
+
+
+@pytest.mark.parametrize(
+    ("length", "match", "tail"),
+    [
+        (8, 4, (20, 21, 30, 31)),
+        (9, 4, (20, 21, 30, 31, 32)),
+        (12, 4, (20, 21, 30, 31, 32)),
+        (6, 4, (20, 21)),
+        (5, 4, (20,)),
+        (4, 4, ()),
+        (2, 2, ()),
+        (0, 0, ()),
+    ],
+)
+def test_who_ran_ahead_holds_what_nobody_has_judged(length: int, match: int, tail: tuple[int, ...]) -> None:
+    """Block and proposals, as far as its answer's length says; no more of the text is confirmed by that."""
+    prefix = a_prefix()
+    mirror, task = running_ahead(prefix)
+    mirror.ran_ahead(answer(task, length), prefix, (20, 21, 30, 31, 32))
+
+    assert (match, tail, None) == (mirror.match, mirror.tail, mirror.in_flight)
+    mirror.check(prefix)
+
+
+@pytest.mark.parametrize(
+    ("committed", "match", "tail"),
+    [
+        ((20, 21, 30), 7, (31,)),  # block and bonus
+        ((20, 21, 50), 6, (30, 31)),  # another bonus: what is left does not follow the text
+        ((20, 21, 30, 31), 8, ()),
+        ((20, 21, 30, 31, 32), 8, ()),
+        ((50,), 4, (20, 21, 30, 31)),
+        ((), 4, (20, 21, 30, 31)),
+    ],
+)
+def test_text_that_has_caught_up_is_confirmed(committed: tuple[int, ...], match: int, tail: tuple[int, ...]) -> None:
+    """The tail goes on from there."""
+    prefix = a_prefix()
+    mirror, task = running_ahead(prefix)
+    mirror.ran_ahead(answer(task, 8), prefix, (20, 21, 30, 31, 32))
+    prefix.extend(committed)
+    mirror.caught_up(prefix)
+
+    assert (match, tail) == (mirror.match, mirror.tail)
+    mirror.check(prefix)
+
+
+@pytest.mark.parametrize("committed", [(20, 21, 50), (20, 50), (50,)])
+@pytest.mark.parametrize("answered", [False, True])
+def test_who_was_overtaken_keeps_what_became_text(committed: tuple[int, ...], answered: bool) -> None:
+    """Of what it was known to hold: 20 alone while it has not answered. The rest is hope, and its answer counts no more."""
+    prefix = a_prefix()
+    mirror, task = running_ahead(prefix)
+    if answered:
+        mirror.ran_ahead(answer(task, 8), prefix, (20, 21, 30, 31, 32))
+    prefix.extend(committed)
+    mirror.overtaken(prefix)
+    stands = prefix.common((20, 21) if answered else (20,), 4)
+
+    assert (4 + stands, ()) == (mirror.match, mirror.tail)
+    assert (True, False) == (mirror.idle, mirror.matches(answer(task, 8), 1))
+    mirror.check(prefix)
+
+
+def test_the_next_task_of_who_was_overtaken_begins_where_the_text_parted() -> None:
+    """With a number of its own."""
+    prefix = a_prefix()
+    mirror, _ = running_ahead(prefix)
+    prefix.extend((20, 50))
+    mirror.overtaken(prefix)
+    task = ask(mirror, prefix, epoch=2)
+
+    assert (3, 5, (50,)) == (task.number, task.keep, task.append)
+
+
 def test_numbers_rise_across_replays() -> None:
     """An answer to a task before the replay is never taken for one after it."""
     prefix = a_prefix()

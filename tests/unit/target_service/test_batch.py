@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,14 @@ OPENING = Opening(Law.SHARED_NOISE, SamplingSpec(), 0, 0, 1)
 
 
 def job(
-    text: int, filled: int, keep: int, append: int, block: int = 0, prefill_only: bool = False, begun: bool = False
+    text: int,
+    filled: int,
+    keep: int,
+    append: int,
+    block: int = 0,
+    prefill_only: bool = False,
+    begun: bool = False,
+    group: int = 0,
 ) -> Job:
     """A job of a session with `text` tokens, `filled` of them cached."""
     prefix = Prefix(OPENING.fingerprint(), range(text))
@@ -36,6 +44,7 @@ def job(
         None if keep else OPENING,
         block=Block(tuple(range(block))),
         prefill_only=prefill_only,
+        group=group,
     )
     made = Job(task, begun=begun, session=session)
     session.front = made
@@ -153,3 +162,99 @@ def test_a_plan_is_a_wait_or_a_step() -> None:
     assert (waits.parts, waits.wait_until) == ((), 1.002)
     assert [(part.job, part.rows, part.last) for part in steps.parts] == [(jobs[0], 5, True)]
     assert steps.wait_until is None
+
+
+# ------------------------------------------------------------------ groups that take turns
+
+
+def of_groups(*groups: int) -> list[Job]:
+    """Blocks of sessions in these groups, the oldest first."""
+    return [job(10, 10, 10, 1, block=4, group=group) for group in groups]
+
+
+def group_of(made: Job) -> int:
+    """As its task says."""
+    assert isinstance(made.task, VerifyTask)
+    return made.task.group
+
+
+def step_of(jobs: Sequence[Job], due: Sequence[Due] = (), max_sessions: int = 64) -> tuple[list[int], float | None]:
+    """Places in the queue of those that are served, and until when to wait."""
+    planned = plan(jobs, due, 0.02, 1.0, 1.0, 512, max_sessions)
+    return [jobs.index(part.job) for part in planned.parts], planned.wait_until
+
+
+@pytest.mark.parametrize(
+    ("groups", "served"),
+    [
+        ((1, 2, 1, 2), [0, 2]),
+        ((2, 1, 1), [0]),
+        ((3, 3, 3), [0, 1, 2]),
+        ((0, 1, 2, 0, 1), [0, 1, 3, 4]),  # who is in none goes with any, and has no turn
+        ((1, 0, 2, 0), [0, 1, 3]),
+        ((0, 0, 2), [0, 1, 2]),
+        ((0, 0), [0, 1]),
+        ((7,), [0]),
+        ((), []),
+    ],
+    ids=str,
+)
+def test_a_step_serves_the_group_that_has_waited_longest(groups: tuple[int, ...], served: list[int]) -> None:
+    """And those that are in none."""
+    jobs = of_groups(*groups)
+
+    assert (served, None) == step_of(jobs)
+
+
+def test_groups_come_one_after_the_other() -> None:
+    """Step by step: what was served leaves, and the next oldest has its turn."""
+    jobs, steps = of_groups(2, 1, 2, 3, 1, 0), []
+    while jobs:
+        served, _ = step_of(jobs)
+        steps.append([group_of(jobs[place]) for place in served])
+        jobs = [each for place, each in enumerate(jobs) if place not in served]
+
+    assert [[2, 2, 0], [1, 1], [3]] == steps
+
+
+@pytest.mark.parametrize(
+    ("groups", "due", "expected"),
+    [
+        ((1,), [Due(6, 1.002, 1)], 1.002),
+        ((1,), [Due(6, 1.002, 2)], None),  # they have a turn of their own
+        ((1,), [Due(6, 1.002, 0)], None),  # nobody knows whose turn would be theirs
+        ((0, 2), [Due(6, 1.002, 1), Due(6, 1.004, 2)], 1.004),
+        ((2, 1), [Due(6, 1.002, 1)], None),  # of the group that waits, but not in this turn
+        ((2, 1), [Due(6, 1.002, 1), Due(6, 1.004, 2)], 1.004),
+        ((1, 2, 2, 2), [Due(1, 1.008, 1)], 1.008),  # one waits 8 ms, one saves 12; the others wait in any case
+        ((1, 1, 1, 1), [Due(1, 1.008, 1)], None),
+        ((0,), [Due(6, 1.002, 0)], 1.002),
+        ((0,), [Due(6, 1.002, 2)], 1.002),  # without a group at work all is as without groups
+        ((0, 0), [Due(6, 1.002, 1), Due(6, 1.003, 2)], 1.003),
+    ],
+)
+def test_only_those_of_the_turn_are_lingered_for(
+    groups: tuple[int, ...], due: Sequence[Due], expected: float | None
+) -> None:
+    """waiting * wait < due * (v - wait), both of one group."""
+
+    assert expected == step_of(of_groups(*groups), due)[1]
+
+
+@pytest.mark.parametrize(("max_sessions", "expected"), [(1, None), (2, 1.002)])
+def test_those_of_another_turn_take_no_room(max_sessions: int, expected: float | None) -> None:
+    """One of the group waits: there is room for one more, whoever stands behind."""
+
+    assert expected == step_of(of_groups(1, 2, 2), [Due(6, 1.002, 1)], max_sessions)[1]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("more", [{"prefill_only": True}, {"block": 0}])
+def test_prompts_go_along_with_any_group(place: int, more: dict[str, Any]) -> None:
+    """Wherever they stand; and nobody lingers while one waits."""
+    jobs = of_groups(2, 1)
+    jobs.insert(place, job(0, 0, 0, 100, **more))
+    planned = plan(jobs, [Due(6, 1.002, 2)], 0.02, 1.0, 1.0, 512, 64)
+
+    assert [(0, 100), (2, 5)] == sorted((group_of(part.job), part.rows) for part in planned.parts)
+    assert planned.wait_until is None

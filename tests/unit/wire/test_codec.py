@@ -45,6 +45,8 @@ STEP = StepTiming(1, 2, 3, 4, 5, 6, 7, 8, 2**40)
 
 PROPOSE = ProposeTask(SESSION, 3, 4, 0, OPENING.fingerprint(), (5, 6), OPENING, 7, b"trace", num_tokens=8)
 VERIFY = VerifyTask(SESSION, 3, 4, 2, MAX_U64, (5, 6), None, 7, b"trace", Block((7, 8), LAWS))
+GROUPED = dataclasses.replace(VERIFY, group=3)
+LAST_GROUP = dataclasses.replace(VERIFY, group=MAX_U32)
 PREFILL = VerifyTask(SESSION, MAX_U32, MAX_U32, MAX_U32, 0, (), None, MAX_U32, prefill_only=True)
 
 
@@ -55,7 +57,8 @@ PREFILL = VerifyTask(SESSION, MAX_U32, MAX_U32, MAX_U32, 0, (), None, MAX_U32, p
         (Kind.VERIFY, TaskFrame(hello=Hello(ME, 1, 30_000, 2))),
         (Kind.PROPOSE, TaskFrame(tasks=(PROPOSE,), closes=(SESSION, SessionId(ME, 1)), echo=MAX_U64)),
         (Kind.VERIFY, TaskFrame(tasks=(VERIFY, PREFILL), due_sessions=2, due_us=3)),
-        (Kind.VERIFY, TaskFrame(Hello(ME, 2, 3, 4), (VERIFY,), (SESSION,), 5, 6, 7)),
+        (Kind.VERIFY, TaskFrame(tasks=(GROUPED, VERIFY, LAST_GROUP), due_sessions=2, due_us=3, due_group=MAX_U32)),
+        (Kind.VERIFY, TaskFrame(Hello(ME, 2, 3, 4), (GROUPED,), (SESSION,), 5, 6, 7, 8)),
     ],
 )
 def test_task_frames_come_back(kind: Kind, frame: TaskFrame) -> None:
@@ -105,6 +108,16 @@ def test_blocks_of_a_draft_say_so() -> None:
 
     assert isinstance(result, Block)
     assert Source.DRAFT_MODEL is result.source
+
+
+def test_no_group_costs_nothing() -> None:
+    """Nor does a frame that announces nobody."""
+    plain, grouped = (
+        encode_task_frame(Kind.VERIFY, TaskFrame(tasks=(dataclasses.replace(VERIFY, group=group),), due_group=group))
+        for group in (0, 1)
+    )
+
+    assert (4, b"") == (len(grouped) - len(plain), encode_task_frame(Kind.VERIFY, TaskFrame()))
 
 
 def test_sessions_take_the_streams_incarnation() -> None:
@@ -300,7 +313,7 @@ BUSY_STEP = StepTiming(
 )
 
 
-def round_bytes(sessions: int, deadline_ms: int, due: int) -> float:
+def round_bytes(sessions: int, deadline_ms: int, due: int, group: int) -> float:
     """Bytes of one round of `sessions` that share their frames, for each of them: k = 4, all accepted, not traced."""
     session = SessionId(ME, 1234)
     place = {
@@ -312,22 +325,30 @@ def round_bytes(sessions: int, deadline_ms: int, due: int) -> float:
         "time_left_ms": deadline_ms,
     }
     propose = ProposeTask(**place, append=IDS[:2], num_tokens=4)  # type: ignore[arg-type]
-    verify = VerifyTask(**place, append=IDS[:1], block=Block(IDS))  # type: ignore[arg-type]
+    verify = VerifyTask(**place, append=IDS[:1], block=Block(IDS), group=group)  # type: ignore[arg-type]
     block = Answer(session, 100, 300, 505, Block(IDS), BUSY)
     verdict = Answer(session, 100, 300, 505, Verdict(4, IDS[0]), dataclasses.replace(BUSY, compute_us=78_001))
     frames = [
         encode_task_frame(Kind.PROPOSE, TaskFrame(tasks=(propose,) * sessions)),
         encode_answer_frame(Kind.PROPOSE, AnswerFrame(answers=(block,) * sessions, step=BUSY_STEP)),
         encode_task_frame(
-            Kind.VERIFY, TaskFrame(tasks=(verify,) * sessions, due_sessions=due, due_us=100_000 if due else 0)
+            Kind.VERIFY,
+            TaskFrame(
+                tasks=(verify,) * sessions,
+                due_sessions=due,
+                due_us=100_000 if due else 0,
+                due_group=group if due else 0,
+            ),
         ),
         encode_answer_frame(Kind.VERIFY, AnswerFrame(answers=(verdict,) * sessions, step=BUSY_STEP)),
     ]
     return sum(map(len, frames)) / sessions
 
 
-@pytest.mark.parametrize(("sessions", "deadline_ms", "due"), [(1, 0, 0), (2, 60_000, 2), (8, 60_000, 8)])
-def test_a_round_costs_at_most_200_bytes(sessions: int, deadline_ms: int, due: int) -> None:
-    """Both workers, both directions, alone and in company, timings included."""
+@pytest.mark.parametrize(
+    ("sessions", "deadline_ms", "due", "group"), [(1, 0, 0, 0), (2, 60_000, 2, 0), (8, 60_000, 8, 0), (8, 60_000, 8, 2)]
+)
+def test_a_round_costs_at_most_200_bytes(sessions: int, deadline_ms: int, due: int, group: int) -> None:
+    """Both workers, both directions, alone, in company and in turns, timings included."""
 
-    assert round_bytes(sessions, deadline_ms, due) <= 200
+    assert round_bytes(sessions, deadline_ms, due, group) <= 200

@@ -81,6 +81,44 @@ def test_two_ways_add_up_part_by_part() -> None:
     assert Passage(1, 20, 300, 4_000, 50_000) + Passage(1, 2, 3, 4, 5) == Passage(2, 22, 303, 4_004, 50_005)
 
 
+def test_a_way_is_neither_work_nor_waiting_for_a_turn() -> None:
+    """Link, coordinator, and what surrounds the engine."""
+
+    assert 50_021 == Passage(wait_us=1, transfer_us=20, queue_us=300, compute_us=4_000, overhead_us=50_000).way_us
+
+
+@pytest.mark.parametrize(
+    ("us", "expected"),
+    [
+        (0, Passage(0, 0, 0, 0, 0)),
+        (19, Passage(0, 19, 0, 0, 0)),
+        (20, Passage(0, 20, 0, 0, 0)),
+        (21, Passage(0, 20, 0, 1, 0)),
+        (4_020, Passage(0, 20, 0, 4_000, 0)),
+        (4_021, Passage(0, 20, 0, 4_000, 1)),
+        (54_020, Passage(0, 20, 0, 4_000, 50_000)),
+        (54_021, Passage(0, 20, 1, 4_000, 50_000)),
+        (54_320, Passage(0, 20, 300, 4_000, 50_000)),
+        (54_321, Passage(1, 20, 300, 4_000, 50_000)),
+        (99_999, Passage(1, 20, 300, 4_000, 50_000)),
+    ],
+)
+def test_the_last_of_a_way_is_its_transfer_and_before_that_its_compute(us: int, expected: Passage) -> None:
+    """Then what surrounds that, the queue, and last of all the wait. No more than there is."""
+    whole = Passage(wait_us=1, transfer_us=20, queue_us=300, compute_us=4_000, overhead_us=50_000)
+
+    assert expected == whole.last(us)
+    assert min(us, whole.total_us) == whole.last(us).total_us
+
+
+@pytest.mark.parametrize("us", [0, 1, 7, 100])
+def test_the_last_of_no_way_is_nothing(us: int) -> None:
+    """Parts that took no time are not cut."""
+
+    assert Passage(0, 0, 0, 0, 0) == Passage(0, 0, 0, 0, 0).last(us)
+    assert Passage(0, 0, min(us, 9), 0, 0) == Passage(0, 0, 9, 0, 0).last(us)
+
+
 def test_stamps_are_taken_of_raw_bytes() -> None:
     """And on a clock that only goes forward."""
     first, second = stamp(b"a"), stamp(b"b")

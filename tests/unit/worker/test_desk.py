@@ -240,6 +240,25 @@ def test_what_is_due_is_what_the_last_frame_of_each_coordinator_said() -> None:
     assert stepper.due == [[Due(3, 0.002), Due(4, 0.005)], [Due(4, 0.005)], []]
 
 
+def test_who_is_due_is_told_with_the_group() -> None:
+    """Of the last frame that said so; those that are only expected back are of none."""
+    a, b = End("a"), End("b")
+    desk = Desk(stepper := EverythingAtOnce(), 60.0, 600.0)
+    for stream, incarnation in ((a, 1), (b, 2)):
+        desk.open(stream, Hello(incarnation, 1, 5000, 1))
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1),), due_sessions=3, due_us=20_000, due_group=2), 0, 0, 0)
+    desk.frame(b, 2, TaskFrame(due_sessions=4, due_us=50_000, due_group=1), 0, 0, 0)
+    step(desk, MS)
+    desk.frame(a, 1, TaskFrame(tasks=(ask(1, 2),), due_sessions=3, due_us=20_000), 5 * MS, 5 * MS, 5 * MS)
+    step(desk, 6 * MS)
+    desk.frame(a, 1, TaskFrame(tasks=(ask(2),), due_sessions=1, due_us=20_000, due_group=1), 9 * MS, 9 * MS, 9 * MS)
+    desk.plan(0, 9 * MS)
+
+    assert stepper.due[0] == [Due(3, 0.020, 2), Due(4, 0.050, 1)]
+    assert stepper.due[1] == [Due(3, 0.025, 0), Due(4, 0.050, 1)]
+    assert [(each.sessions, each.group) for each in stepper.due[2]] == [(1, 1), (4, 1), (1, 0)]
+
+
 def test_answered_sessions_are_due_within_the_time_they_took_so_far() -> None:
     """Nothing is expected before it was measured; a frame that brings one of them back ends the wait for all."""
     a = End("a")

@@ -10,8 +10,17 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from draft_service.config import DraftConfig
+from draft_service.role import DRAFT
+from specwire.settings import build_config
+from specwire.worker.config import WorkerConfig
+from specwire.worker.main import main, unsaid_model
+from target_service.config import TargetConfig
+from target_service.role import TARGET
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 120
@@ -51,6 +60,39 @@ def test_ready_then_a_signal_then_exit_zero(service: str, number: signal.Signals
         assert out == ""
         assert process.returncode == 0, err
         assert "Traceback" not in err
+        assert 1 == err.count("specwire: warning: no model.model is set, so me serves 'table'")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "told"),
+    [
+        (TargetConfig, {}, True),
+        (DraftConfig, {"model": {"max_sessions": 2}}, True),
+        (TargetConfig, {"model": {"model": "table"}}, False),
+        (TargetConfig, {"model": {"model": "models/smollm2"}}, False),
+        (DraftConfig, {"model": {"table": {"vocab_size": 9}}}, False),
+    ],
+)
+def test_a_model_that_nobody_chose_is_told(kind: type[WorkerConfig], settings: dict[str, Any], told: bool) -> None:
+    """The default makes tokens up; whoever asked for it by name knows."""
+    warning = unsaid_model(build_config(kind, settings)) or ""
+
+    expected = (
+        f"no model.model is set, so {kind().name} serves 'table', a built-in model that makes tokens up, for tests. "
+    )
+    assert (told, told) == (warning.startswith(expected), bool(warning))
+
+
+@pytest.mark.parametrize("service", ["target_service", "draft_service"])
+def test_help_says_what_is_served_by_default(service: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside how to start it with a model."""
+    role, kind = (TARGET, TargetConfig) if service == "target_service" else (DRAFT, DraftConfig)
+    with pytest.raises(SystemExit):
+        main(role, kind, ["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+
+    assert "Without `model.model` it serves `table`, a built-in model that makes tokens up, for tests." in shown
+    assert f"example: python -m {service} --set coordinator=127.0.0.1:8470 --set model.model=" in shown
 
 
 @pytest.mark.parametrize(

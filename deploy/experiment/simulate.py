@@ -1,0 +1,187 @@
+"""What N sessions, this draft, this target and these links would do: the service in virtual time, without models or machines.
+
+    python -m deploy.experiment.simulate --sessions 1,16,64 --target-us 20000 --target-row-us 500 --draft-us 2000 \
+        --draft-link-us 500,20000 --acceptance 0.7
+
+Law. The controller, the schedules, what goes into a step and when an engine lingers are the product's own code; only models, links
+and clocks are of paper. Nothing sleeps and chance is seeded, so a run can be repeated. A run is measured once it is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.experiment.meter import Results
+from deploy.experiment.runs import Compared, Fixed, best_fixed, compare, fix, simulate
+from deploy.experiment.world import CHOICES, Acceptance, Steps, World
+from specwire.law.errors import InvalidArgument
+
+__all__ = ["Compared", "Fixed", "Results", "Steps", "World", "best_fixed", "compare", "fix", "simulate"]
+
+
+def worlds(args: argparse.Namespace) -> Iterator[World]:
+    """One for each combination of the lists that were given."""
+    target = Steps.line(args.target_us, args.target_row_us)
+    draft = Steps.line(args.draft_us, args.draft_session_us)
+    acceptance: Acceptance = args.acceptance[0] if len(args.acceptance) == 1 else tuple(args.acceptance)
+    same = {
+        field.name: getattr(args, field.name)
+        for field in dataclasses.fields(World)
+        if field.name not in ("target", "draft", "acceptance", "sessions", "draft_link_us", "target_link_us")
+    }
+    for sessions, draft_link_us, target_link_us in itertools.product(
+        args.sessions, args.draft_link_us, args.target_link_us
+    ):
+        yield World(
+            target=target,
+            draft=draft,
+            acceptance=acceptance,
+            sessions=sessions,
+            draft_link_us=draft_link_us,
+            target_link_us=target_link_us,
+            **same,
+        )
+
+
+def table(found: Sequence[tuple[World, Results, Compared | None]]) -> Table:
+    """A row a world."""
+    columns = [
+        "sessions",
+        "r_d ms",
+        "r_t ms",
+        "tokens/s",
+        "a token ms, p50",
+        "p95",
+        "tokens a block",
+        "k",
+        "rows a step",
+    ]
+    columns += ["target busy", "draft busy", "turn ms", "hits", "schedule"]
+    compared = any(each for _, _, each in found)
+    made = Table(*columns, *(["of the best", "which is"] if compared else []), title="Simulated")
+    for world, got, against in found:
+        made.add_row(
+            str(world.sessions),
+            f"{world.draft_link_us / 1e3:g}",
+            f"{world.target_link_us / 1e3:g}",
+            f"{got.tokens_per_s:.1f}",
+            f"{got.token_p50_us / 1e3:.2f}",
+            f"{got.token_p95_us / 1e3:.2f}",
+            f"{got.acceptance_length:.2f}",
+            f"{got.k:.1f}",
+            f"{got.step_rows:.1f}",
+            f"{100 * got.target_busy:.0f} %",
+            f"{100 * got.draft_busy:.0f} %",
+            f"{got.period_us / 1e3:.1f}",
+            f"{100 * got.hits / got.asked_ahead:.0f} %" if got.asked_ahead else "",
+            max(got.schedules, key=got.schedules.__getitem__),
+            *([f"{100 * against.ratio:.1f} %", str(against.best)] if against else []),
+        )
+    return made
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options and what they mean."""
+    made = argparse.ArgumentParser(
+        "python -m deploy.experiment.simulate",
+        description=f"{__doc__.partition(chr(10))[0]} Times are microseconds; links are round trips. Lists are separated by "
+        "commas, and every combination is simulated.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    world = World()
+    number = made.add_argument
+    number(
+        "--sessions", type=_whole_numbers, default="1,4,16,64", help="list: sessions at work, each asking again at once"
+    )
+    number(
+        "--arrivals-per-s",
+        type=float,
+        default=0.0,
+        help="requests a second, at random, instead; --sessions is the limit",
+    )
+    number("--target-us", type=float, default=20_000.0, help="the target's step of one row")
+    number("--target-row-us", type=float, default=500.0, help="what each further row adds")
+    number("--draft-us", type=float, default=2_000.0, help="the draft's step of one session: a token")
+    number("--draft-session-us", type=float, default=0.0, help="what each further session in it adds")
+    number(
+        "--acceptance", type=_numbers, default="0.7", help="chance of a token; a list: by position, the last goes on"
+    )
+    number("--draft-link-us", type=_numbers, default="500", help="list: round trip to the draft")
+    number("--target-link-us", type=_numbers, default="500", help="list: round trip to the target")
+    number("--coordinator-us", type=float, default=0.0, help="the coordinator's work for a frame that it receives")
+    number("--coordinator-answer-us", type=float, default=0.0, help="the same for each answer in it")
+    number("--schedule", choices=CHOICES, default="auto", help="how sessions share draft and target")
+    number("--groups", type=int, default=world.groups, help="of a rotation that --schedule asks for")
+    number("--k", type=_length, default="auto", help="block length, 0 for plain decoding, or auto")
+    number("--longest", type=int, default=world.longest, help="longest block")
+    number("--answer-tokens", type=int, default=world.answer_tokens, help="tokens of an answer")
+    number("--prompt-tokens", type=int, default=world.prompt_tokens, help="tokens of a prompt")
+    number("--target-read-us", type=float, default=0.0, help="the target's time for a token that it only reads")
+    number("--draft-read-us", type=float, default=0.0, help="the draft's")
+    number("--stretch", type=float, default=1.0, help="times longer that steps take while draft and target both work")
+    number("--targets", type=int, default=1, help="targets; a session stays with one")
+    number("--drafts", type=int, default=1, help="drafts; the same")
+    number("--token-budget", type=int, default=world.token_budget, help="rows of one step")
+    number("--step-sessions", type=int, default=world.step_sessions, help="sessions of one step")
+    number("--jitter", type=float, default=0.05, help="steps and ways vary by this part")
+    number("--no-linger", dest="linger", action="store_false", help="the target never waits for company")
+    number("--no-profile", dest="profiled", action="store_false", help="nothing was measured at start")
+    number("--seed", type=int, default=0, help="of chance")
+    number("--rounds", type=int, help="rounds of each session that are measured; enough if left out")
+    number("--warm-up", type=int, help="rounds of each session before that; enough if left out")
+    number("--best", action="store_true", help="compare with the best fixed length and schedule, tried one by one")
+    number("--json", metavar="FILE", help="file for the numbers")
+    return made
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def _whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _length(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 for a setting that cannot be."""
+    args = parser().parse_args(argv)
+    run = {"seed": args.seed, "rounds": args.rounds, "warm_up": args.warm_up}
+    found: list[tuple[World, Results, Compared | None]] = []
+    try:
+        for world in worlds(args):
+            against = compare(world, **run) if args.best else None
+            found.append((world, against.auto if against else simulate(world, **run), against))
+    except InvalidArgument as error:
+        print(error, file=sys.stderr)
+        return 2
+    Console().print(table(found))
+    if args.json:
+        Path(args.json).write_text(json.dumps([report(*each) for each in found], indent=1))
+    return 0
+
+
+def report(world: World, results: Results, against: Compared | None) -> dict[str, Any]:
+    """For JSON."""
+    said: dict[str, Any] = {"world": dataclasses.asdict(world), "results": dataclasses.asdict(results)}
+    if against is not None:
+        said |= {"ratio": against.ratio, "best": str(against.best)}
+        said["fixed"] = {str(each): each.results.tokens_per_s for each in against.fixed}
+    return said
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The controller in simulated services: never far from the best that could have been fixed, known in hindsight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.experiment.simulate import Steps, World, compare, fix, simulate
+
+TARGET, DRAFT = Steps.line(20_000, 500), Steps.line(2_000, 50)
+"""A tenth of a step for a token, and rows that a target notices."""
+_TRAP = "it stays in a rotation, where what plain decoding takes is never seen again"
+_APART = "running ahead is foretold as if one step judged all, who fall out of step, and so blocks are too short"
+SHORT = {
+    # (acceptance, draft link in ms, sessions): what the controller reached
+    (0.3, 20, 4): f"0.64: {_TRAP}",
+    (0.7, 20, 4): f"0.95: {_APART}",
+    (0.3, 0, 16): "0.95: that sessions wait for those that draft is booked on plain decoding",
+    (0.7, 20, 16): f"0.94: {_APART}",
+    (0.95, 80, 64): "0.94: a rotation stands, where running ahead is better",
+}
+
+
+def world(acceptance: float, draft_link_ms: float, sessions: int, **settings: Any) -> World:
+    """A far or near draft beside a near target."""
+    return World(
+        target=TARGET,
+        draft=DRAFT,
+        acceptance=acceptance,
+        draft_link_us=1e3 * draft_link_ms,
+        target_link_us=1_000,
+        sessions=sessions,
+        jitter=0.05,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "draft_link_ms", "sessions", "lengths"),
+    [
+        (0.3, 20, 1, (1,)),  # plain is best
+        (0.7, 0, 1, (4,)),
+        (0.95, 20, 1, (8,)),
+        (0.95, 0, 4, (8,)),
+        pytest.param(0.7, 80, 8, (2,), marks=pytest.mark.xfail(reason=f"0.59: {_TRAP}", strict=False)),  # plain again
+    ],
+)
+def test_near_the_best_that_can_be_fixed(
+    acceptance: float, draft_link_ms: float, sessions: int, lengths: tuple[int, ...]
+) -> None:
+    """Within 5 %, over the lengths that are best there and every schedule."""
+    rounds = 200 // sessions
+    found = compare(world(acceptance, draft_link_ms, sessions), lengths, rounds=rounds, warm_up=max(60, rounds))
+
+    assert found.ratio > 0.95, str(found.best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("acceptance", "draft_link_ms", "sessions"),
+    [
+        pytest.param(*cell, marks=[pytest.mark.xfail(reason=SHORT[cell], strict=False)] if cell in SHORT else [])
+        for cell in ((a, link, n) for n in (1, 4, 16, 64) for link in (0, 20, 80) for a in (0.3, 0.7, 0.95))
+    ],
+)
+def test_near_the_best_everywhere(acceptance: float, draft_link_ms: float, sessions: int) -> None:
+    """The same over a grid, with lengths from 1 to 8."""
+    run = {"rounds": max(10, 1500 // sessions), "warm_up": max(60, 800 // sessions)}
+    found = compare(world(acceptance, draft_link_ms, sessions), (1, 2, 4, 8), **run)
+
+    assert found.ratio > 0.95, str(found.best)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "draft_link_ms"),
+    [
+        (1, 0),
+        (1, 20),
+        (4, 20),
+        *(
+            pytest.param(
+                n,
+                0,
+                marks=pytest.mark.xfail(
+                    reason="0.88 to 0.91: a trial is paid by all who wait for it, and booked once", strict=False
+                ),
+            )
+            for n in (4, 16)
+        ),
+    ],
+)
+def test_a_useless_draft_costs_little(sessions: int, draft_link_ms: float) -> None:
+    """At most 3 % against plain decoding, though it is tried again for ever."""
+    there = world(0.05, draft_link_ms, sessions)
+    run = {"rounds": 800 // sessions, "warm_up": max(60, 200 // sessions)}
+    plain = fix(there, 0, "synchronous", **run).results
+
+    assert simulate(there, **run).tokens_per_s > 0.97 * plain.tokens_per_s
+
+
+def test_a_service_that_was_not_measured_at_start_learns() -> None:
+    """Without profiles the first rounds tell."""
+    there = world(0.9, 0, 1)
+    blind = world(0.9, 0, 1, profiled=False)
+    run = {"rounds": 200, "warm_up": 200}
+
+    assert simulate(blind, **run).tokens_per_s > 0.95 * simulate(there, **run).tokens_per_s
