@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import sys
@@ -47,16 +48,27 @@ async def ask(
     timeout: float | None,
     show: Callable[[str], None],
     answer: Answer | None = None,
+    note: Callable[[str], None] = lambda said: None,
 ) -> Answer:
-    """Sends one request and shows the text as it comes. `answer` is filled also when the request fails on the way."""
+    """Sends one request and shows the text as it comes. `answer` is filled also when the request fails on the way. `note` is told,
+    before the first token, what of the request cannot be had."""
     answer = Answer() if answer is None else answer
     async with Client(address) as client:
         async for event in client.generate(timeout=timeout, **fields):
             if text := answer.take(event):
                 show(text)
+            if isinstance(event, Started) and (said := shortened(fields.get("max_tokens"), event)):
+                note(said)
     if answer.final is None:
         raise OurFault("the stream ended without a final event")
     return answer
+
+
+def shortened(asked: int | None, started: Started) -> str | None:
+    """What to say when the context has room for fewer tokens than were asked for."""
+    if asked is None or started.max_tokens >= asked:
+        return None
+    return f"max_tokens: {asked} asked, {started.max_tokens} fit the context"
 
 
 def input_fields(prompt: str, raw: bool, ids: bool, system: str | None) -> dict[str, Any]:
@@ -86,8 +98,18 @@ def run(address: str, fields: dict[str, Any], timeout: float | None, as_json: bo
         if not as_json:
             write(text)
 
+    console = render.console(stderr=True)
+
+    def note(said: str) -> None:
+        console.print(f"specwire: {said}", soft_wrap=True)
+
     try:
-        asyncio.run(ask(address, fields, timeout, show, answer))
+        asyncio.run(ask(address, fields, timeout, show, answer, note))
+    except KeyboardInterrupt:
+        if answer.text:
+            with contextlib.suppress(OSError, OutputError):
+                show("\n")
+        raise
     except SpecwireError as error:
         if answer.text and not isinstance(error, OutputError):
             show("\n")  # what is said of it stands on a line of its own
@@ -99,7 +121,6 @@ def run(address: str, fields: dict[str, Any], timeout: float | None, as_json: bo
     if not answer.text and answer.ids:
         show(" ".join(map(str, answer.ids)))  # no tokenizer at the service
     show("\n")
-    console = render.console(stderr=True)
     if answer.final.rounds:
         console.print(render.rounds(answer.final.rounds))
         console.print(render.timing(answer.final.timing, answer.final.speculation.rounds))
@@ -142,6 +163,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "finish_reason": final.finish_reason,
         "stop": final.stop,
         "seed": final.seed,
+        "max_tokens": started.max_tokens if started else None,
         "usage": render.plain(final.usage),
         "speculation": render.plain(final.speculation),
         "timing": render.plain(final.timing),

@@ -1,25 +1,33 @@
 """The command line. Every command is a few lines over a module that does the work; nothing heavy is imported before it is needed,
 so that `specwire --help` comes at once.
 
-Exit status: 0 done; 2 wrong usage, configuration or request; 3 no service or model, or one that could not start; 4 the request
-failed; 130 interrupted.
+Exit status: 0 done; 2 wrong usage, configuration or request; 3 no service or model here, or one that could not start; 4 the request
+failed, or `models verify` found damage; 130 interrupted, with one line that says so.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-import typer
-
-from specwire import __version__
 
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 3, 4, 130
+INTERRUPTED = "specwire: interrupted"
+try:
+    import contextlib
+    import os
+    import signal
+    from pathlib import Path
+    from typing import Annotated, Any, NoReturn, TypeVar
+
+    import typer
+
+    from specwire import __version__
+except KeyboardInterrupt:  # half of the time before a command begins, and too early for `main` to catch it
+    print(INTERRUPTED, file=sys.stderr)
+    sys.exit(EXIT_INTERRUPTED)
+
 EPILOG = (
-    "Exit status: 0 done; 2 wrong usage or configuration; 3 no service or model; 4 the request failed; 130 interrupted."
+    "Exit status: 0 done; 2 wrong usage, configuration or request; 3 no service or model here, or one that could not start; "
+    "4 the request failed, or `models verify` found damage; 130 interrupted."
 )
 
 app = typer.Typer(
@@ -103,14 +111,19 @@ def status(
     "Example:  cat prompt.txt | specwire generate - --plain --seed 7 --temperature 0.8"
 )
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The user's message; `-` reads it from standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(help="The user's message, which may be empty; `-` reads it from standard input.")
+    ],
     plain: Annotated[bool, typer.Option("--plain", help="Without speculation; the same as 0 tokens.")] = False,
     num_speculative_tokens: Annotated[
         str | None, typer.Option(help="Block length, or `auto`. Default: the server's setting.", metavar="N|auto")
     ] = None,
     method: Annotated[str | None, typer.Option(help="Where guesses come from: auto, draft_model or ngram.")] = None,
     law: Annotated[str | None, typer.Option(help="How blocks are judged: shared_noise or rejection.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to generate.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens to generate. What the context has no room for is left out, and told."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's own.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Only the best so many tokens; 0: no limit.")] = None,
     top_p: Annotated[
@@ -122,8 +135,10 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer. Default: chosen, and told.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="PROMPT is the whole text: no chat template.")] = False,
-    ids: Annotated[bool, typer.Option("--ids", help="PROMPT is token ids: 1,2,3.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="PROMPT is the whole text: no chat template. It must make at least one token.")
+    ] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="PROMPT is token ids, at least one: 1,2,3.")] = False,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     private_prompt: Annotated[
         bool, typer.Option("--private-prompt", help="Read the prompt whole, and keep nothing of it for later prompts.")
@@ -266,7 +281,7 @@ def models_path(name: Annotated[str, typer.Argument(help="As for fetch, or a fol
 
 @models_app.command("verify", epilog="Example:  specwire models verify demo")
 def models_verify(name: Annotated[str, typer.Argument(help="As for fetch.")] = "demo") -> None:
-    """Check the files of a model against their checksums."""
+    """Check the files of a model against their checksums. Exit status: 3 it is not here; 4 it is, and damaged."""
     from deploy import show
 
     show.verify(name)
@@ -275,13 +290,23 @@ def models_verify(name: Annotated[str, typer.Argument(help="As for fetch.")] = "
 def main() -> None:
     """The console script: runs a command and turns what it raises into a line and an exit status."""
     try:
+        _run()
+    except KeyboardInterrupt:
+        _interrupted()
+
+
+def _run() -> None:
+    try:
         app()
     except BrokenPipeError:  # `specwire generate ... | head`: whoever read has gone, which is no fault
         _leave_output()
         sys.exit(0)
-    except SystemExit as leaving:  # click ends with 1 only for Ctrl-C, and when whoever read has gone
-        gone = isinstance(leaving.__context__, BrokenPipeError)
-        sys.exit(0 if gone else EXIT_INTERRUPTED if leaving.code == 1 else leaving.code)
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):
+            sys.exit(0)
+        if leaving.code in (1, EXIT_INTERRUPTED):  # the library's statuses for Ctrl-C, by its version
+            _interrupted()
+        raise
     except Exception as error:
         code = exit_code(error)
         if code is None:
@@ -289,6 +314,14 @@ def main() -> None:
         typer.echo(f"specwire: {error}", err=True)
         _leave_output()
         sys.exit(code)
+
+
+def _interrupted() -> NoReturn:
+    """The end of every command that Ctrl-C ended, once it has put away what it had begun."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed twice: this is already the end
+    typer.echo(INTERRUPTED, err=True)
+    _leave_output()
+    sys.exit(EXIT_INTERRUPTED)
 
 
 def _leave_output() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from deploy.topology import TABLE, CoordinatorRole, Placed, Topology, WorkerRole
+from deploy.topology import TABLE, CoordinatorRole, Placed, Topology, TopologyError, WorkerRole
+from specwire.law.errors import InvalidArgument
 from specwire.threads import SHARED_CORES
 
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -32,9 +33,9 @@ def service_configs(
     """The configuration of each service by name, in the order in which they start.
 
     `resolve` turns a model's name into what the services load. `coordinator_address` is where workers find the coordinator
-    when that is not the address it listens on, say 0.0.0.0."""
+    when that is not the address it listens on, say 0.0.0.0. Raises TopologyError for a name that `resolve` refuses."""
     target = topology.target
-    own_tokenizer = resolve(target.model) if target.model != TABLE else None
+    own_tokenizer = _resolved(resolve, "target.model", target.model) if target.model != TABLE else None
     coordinator = topology.coordinator
     address = coordinator_address or reachable(coordinator.host, coordinator.port)
     configs: dict[str, dict[str, Any]] = {}
@@ -46,12 +47,14 @@ def service_configs(
             "metrics_port": part.metrics_port,
         }
         if isinstance(part, WorkerRole):
-            config |= {"coordinator": address, "model": _model(part, resolve)}
+            config |= {"coordinator": address, "model": _model(name.split("-")[0], part, resolve)}
             if part.host in WILDCARDS:
                 config["advertise"] = WILDCARDS[part.host]
         elif isinstance(part, CoordinatorRole):
             config |= {
-                "tokenizer": resolve(target.tokenizer) if target.tokenizer else own_tokenizer,
+                "tokenizer": (
+                    _resolved(resolve, "target.tokenizer", target.tokenizer) if target.tokenizer else own_tokenizer
+                ),
                 "model_name": target.model,
                 "speculation": part.speculation.model_dump(),
                 "max_waiting": part.max_waiting,
@@ -62,13 +65,45 @@ def service_configs(
     return configs
 
 
-def _model(part: WorkerRole, resolve: Callable[[str], str]) -> dict[str, Any]:
+def _model(role: str, part: WorkerRole, resolve: Callable[[str], str]) -> dict[str, Any]:
     """The `model` block of a worker: what is said here; what is not said is left to the service."""
     given = part.model_dump(include=set(MODEL_KEYS), exclude_none=True)
     for key in ("tokenizer", "embeddings_from"):
         if key in given:
-            given[key] = resolve(given[key])
-    return given | {"model": part.model if part.model == TABLE else resolve(part.model)}
+            given[key] = _resolved(resolve, f"{role}.{key}", given[key])
+    return given | {"model": part.model if part.model == TABLE else _resolved(resolve, f"{role}.model", part.model)}
+
+
+def _resolved(resolve: Callable[[str], str], path: str, name: str) -> str:
+    """What the services load for a model's name that stands at this path of the topology."""
+    try:
+        return resolve(name)
+    except InvalidArgument as error:
+        raise TopologyError(str(InvalidArgument(path, error.value, error.limit))) from None
+
+
+def origin(role: str, part: Placed, path: Sequence[str]) -> str:
+    """Where in the topology a key of a service's configuration stands, or could: the way back from `service_configs`."""
+    if not _holds(part.settings, path):
+        known = set(type(part).model_fields)
+        if isinstance(part, WorkerRole) and path[0] == "model" and len(path) > 1 and path[1] in ("model", *MODEL_KEYS):
+            return ".".join((role, *path[1:]))
+        if path[0] != "model" and path[0] in known:
+            return ".".join((role, *path))
+        if path[0] == "trace_detail":
+            return "telemetry.detail"
+    return ".".join((role, "settings", *path))
+
+
+def _holds(settings: Any, path: Sequence[str]) -> bool:
+    """Whether these settings say something at the path, or something else in its place."""
+    for part in path:
+        if not isinstance(settings, Mapping):
+            return True
+        if part not in settings:
+            return False
+        settings = settings[part]
+    return True
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +28,12 @@ def up(plan: Topology, source: str, use_ray: bool, timeout_s: float, say: Say) -
 
     Raises TopologyError, StateError, StartError."""
     folder = state.folder()
-    with folder.exclusively():
+    with folder.exclusively(), _said_of(source):
         _refuse_second(folder)
         plan = _with_port(plan)
         say("looking at the models")
         found = configs.service_configs(plan, resolver())
-        check(found)
+        check(plan, found)
         if use_ray:
             from deploy import cluster
 
@@ -87,21 +89,37 @@ def resolver() -> Callable[[str], str]:
     return cache(lambda name: str(models.resolve(name)))
 
 
-def check(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Holds every configuration against its service's own rules, before anything starts. Raises TopologyError."""
+@contextlib.contextmanager
+def _said_of(source: str) -> Iterator[None]:
+    """Every line that says what is wrong with a topology begins with where it came from, as those of `topology.parse` do."""
+    try:
+        yield
+    except TopologyError as error:
+        raise TopologyError("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None
+
+
+def check(plan: Topology, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Holds every configuration against its service's own rules, before anything starts. Raises TopologyError with one line per
+    fault, each with the path in the topology that it comes from."""
     from coordinator.config import CoordinatorConfig
     from draft_service.config import DraftConfig
     from target_service.config import TargetConfig
 
     kinds: dict[str, type[BaseModel]] = {"coordinator": CoordinatorConfig, "target": TargetConfig, "draft": DraftConfig}
+    services = plan.services()
+    lines: dict[str, None] = {}  # several services of one role have the same faults
     for name, config in found.items():
-        kind = kinds[name.split("-")[0]]
+        role = name.split("-")[0]
+        where = partial(configs.origin, role, services[name])
         try:
-            kind.model_validate(config)
+            kinds[role].model_validate(config)
         except ValidationError as error:
-            raise TopologyError("\n".join(f"{name}: {line}" for line in topology.explain(error, kind))) from None
+            lines |= dict.fromkeys(topology.explain(error, kinds[role], where))
         except InvalidArgument as error:
-            raise TopologyError(f"{name}: {error}") from None
+            path = (*(["model"] if error.field.startswith("table.") else []), *error.field.split("."))
+            lines[str(InvalidArgument(where(path), error.value, error.limit))] = None
+    if lines:
+        raise TopologyError("\n".join(lines))
 
 
 def endpoint(address: str | None) -> str:

@@ -41,15 +41,12 @@ def status(address: str | None, *, as_json: bool, watch: bool, actors: bool) -> 
 
 
 def _watch(endpoint: str, running: Running | None) -> None:
-    try:
-        with Live(console=render.console(), auto_refresh=False) as live:
-            while True:
-                stats = asyncio.run(ready.probe(endpoint))
-                view = f"nobody answers at {endpoint}" if stats is None else _view(stats, endpoint, running, None)
-                live.update(view, refresh=True)
-                time.sleep(1.0)
-    except KeyboardInterrupt:
-        return
+    with Live(console=render.console(), auto_refresh=False) as live:
+        while True:
+            stats = asyncio.run(ready.probe(endpoint))
+            view = f"nobody answers at {endpoint}" if stats is None else _view(stats, endpoint, running, None)
+            live.update(view, refresh=True)
+            time.sleep(1.0)
 
 
 def _view(
@@ -99,7 +96,7 @@ def logs(role: str | None, *, follow: bool, lines: int) -> None:
             raise InvalidArgument("role", role, f"one of {', '.join(files)}")
         files = {role: files[role]}
     prefix = {name: f"{name:>12} | " if len(files) > 1 else "" for name in files}
-    with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+    with contextlib.ExitStack() as stack:
         opened = {name: stack.enter_context(path.open(errors="replace")) for name, path in files.items()}
         for name, handle in opened.items():
             _print(prefix[name], handle.readlines()[-lines:])
@@ -126,15 +123,17 @@ def fetch(name: str) -> None:
 
 
 def list_models() -> None:
-    """Prints what is in the cache."""
+    """Prints what is in the cache, and what is damaged."""
     from deploy import models
 
     for entry in models.listing():
-        print(f"{entry.name:<12} {entry.num_bytes / 1e6:>8.1f} MB  {entry.path}")
+        damage = f"  damaged: {'; '.join(entry.wrong)}" if entry.wrong else ""
+        print(f"{entry.name:<12} {entry.num_bytes / 1e6:>8.1f} MB  {entry.path}{damage}")
 
 
 def verify(name: str) -> None:
     """Reads every byte of a model. Raises ModelError saying what is wrong."""
     from deploy import models
 
-    print(f"{name}: good, {models.verify(name)}")
+    path = models.verify(name)
+    print(f"{name}: good, {path}" if path != name else f"{name}: good, it has no files")

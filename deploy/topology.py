@@ -5,11 +5,13 @@ This module is pure and knows neither Ray nor processes. `configs.py` turns a to
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -225,34 +227,48 @@ def shipped_names() -> list[str]:
     return sorted(entry.name[:-5] for entry in files("deploy.topologies").iterdir() if entry.name.endswith(".yaml"))
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """Each fault as `path: got value, must limit`; the alternatives of one field share a line."""
+def explain(
+    error: ValidationError, model: type[BaseModel], where: Callable[[Sequence[str]], str] = ".".join
+) -> list[str]:
+    """Each fault as `path: got value, must limit`; the alternatives of one field share a line. `where`: how a path is called."""
     lines: dict[str, str] = {}
     for fault in error.errors():
-        path = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(("constrained-", "literal[")))
+        parts = [str(part) for part in fault["loc"] if not str(part).startswith(("constrained-", "literal["))]
+        path = where(parts) if parts else ""
         message = str(fault["msg"]).removeprefix("Value error, ")
-        if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(fault["loc"][-1]), _keys(model, fault["loc"][:-1]), n=1)
+        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            near = difflib.get_close_matches(parts[-1], _keys(model, parts[:-1]), n=1)
             lines[path] = f"{path}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
         elif fault["type"] == "missing":
             lines[path] = f"{path}: missing"
         elif not path:
             lines[message] = message
         else:
-            limit = message.removeprefix("Input should ").removeprefix("String should ").removeprefix("must ")
+            limit = re.sub(r"^(\w+ should|must) ", "", message)
+            if fault["type"] == "value_error" and limit == message:
+                limit = f"be {limit}"  # validators of services leave it out, since their refusals say it before
             lines[path] = (
                 f"{lines[path]}, or {limit}" if path in lines else f"{path}: got {fault['input']!r}, must {limit}"
             )
     return list(lines.values())
 
 
-def _keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The known keys at a path of the model."""
+def _keys(model: Any, path: Sequence[str]) -> list[str]:
+    """The known keys at a path of the model, whose parts may be dataclasses and lists of them."""
     for part in path:
-        field = model.model_fields.get(str(part))
-        options = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
-        inner = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        if part.isdecimal():
+            continue  # a place in a list: the step before has found what it holds
+        annotation = get_type_hints(model).get(part)
+        inner = [each for each in (annotation, *get_args(annotation)) if _has_keys(each)]
         if not inner:
             return []
         model = inner[0]
-    return list(model.model_fields)
+    return (
+        [field.name for field in dataclasses.fields(model)]
+        if dataclasses.is_dataclass(model)
+        else [*model.model_fields]
+    )
+
+
+def _has_keys(kind: Any) -> bool:
+    return isinstance(kind, type) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind))

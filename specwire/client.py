@@ -50,6 +50,7 @@ class Started:
     seed: int
     prompt_tokens: int
     max_tokens: int
+    """In force: fewer than asked for where the target's context has no room for more."""
     sampling: types_pb2.Sampling
     law: Literal["shared_noise", "rejection"] = "shared_noise"
 

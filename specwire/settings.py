@@ -7,6 +7,7 @@ names the field, its value and the limit.
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,7 +86,7 @@ def read_config(kind: type[C], program: str, arguments: Sequence[str]) -> C:
     """Configuration from a command line. Raises InvalidArgument; --help exits."""
     parser = argparse.ArgumentParser(
         prog=program,
-        description=kind.__doc__,
+        description=inspect.cleandoc(kind.__doc__ or ""),
         epilog=_settings(kind),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

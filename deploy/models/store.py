@@ -9,23 +9,25 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
+from deploy.models.checksums import differing, hub_checksums, problems
 from specwire.cache import cache_dir
 from specwire.law.errors import InvalidArgument, SpecwireError, Unavailable
 
 DEMO = "demo"
 DEMO_DRAFT = "demo-draft"
 TABLE = "table"
-MANIFEST = "manifest.json"
-_DRAFT_SHA256 = "457799f0623b04c9b7ed0cec45c80263692d3665053e8efe9785a1f5838c38e4"
+KNOWN = (DEMO, DEMO_DRAFT, TABLE)
+_DRAFT_FILES = {
+    "config.json": "26dcb40febfeadbedc5e825937a368fc1803e391df7eb2cc43267e3660d61370",
+    "model.safetensors": "457799f0623b04c9b7ed0cec45c80263692d3665053e8efe9785a1f5838c38e4",
+}
+_FETCH_AGAIN = f"Repair with: specwire models fetch {DEMO}"
 
 
 class ModelError(SpecwireError):
@@ -39,6 +41,8 @@ class Entry:
     name: str
     path: Path
     num_bytes: int
+    wrong: tuple[str, ...] = ()
+    """What is damaged in it, as far as sizes and times tell."""
 
 
 def offline() -> str | None:
@@ -62,14 +66,16 @@ def draft_folder() -> Path:
 def resolve(name: str | os.PathLike[str]) -> str:
     """What a service loads for a name: a folder's absolute path, or `table` as it is. Never goes online.
 
-    Raises Unavailable when the model must be fetched first, InvalidArgument when the name can mean nothing."""
+    Raises Unavailable when the model must be fetched first, or again; InvalidArgument when the name can mean nothing."""
     name = os.fspath(name)
     if name == TABLE:
         return name
     if name == DEMO:
-        if not problems(demo_folder()):
-            return str(demo_folder())
-        raise Unavailable(f"{DEMO} is not in the cache ({cache_dir()}). First: specwire models fetch {DEMO}")
+        if not demo_folder().is_dir():
+            raise Unavailable(f"{DEMO} is not in the cache ({cache_dir()}). First: specwire models fetch {DEMO}")
+        if wrong := problems(demo_folder()):
+            raise Unavailable(_damaged(demo_folder(), wrong, _FETCH_AGAIN))
+        return str(demo_folder())
     if name == DEMO_DRAFT:
         return str(draft_folder())
     if Path(name).expanduser().is_dir():
@@ -82,84 +88,63 @@ def hub_folder(name: str) -> Path:
     from specwire.lm.checkpoint import hub_snapshot, is_hub_id
 
     if not is_hub_id(name):
-        raise InvalidArgument("model", name, f"{DEMO}, {DEMO_DRAFT}, {TABLE}, an existing folder or a hub id")
+        raise unknown(name)
     try:
         return hub_snapshot(name, local_files_only=True)
     except Exception as error:  # the hub's own tree
-        if meant := difflib.get_close_matches(name, (DEMO, DEMO_DRAFT, TABLE), 1):
-            raise InvalidArgument(
-                "model", name, f"a folder, or a model that was fetched; did you mean {meant[0]}?"
-            ) from None
-        raise Unavailable(
-            f"{name} is neither a folder nor in the hub's cache. First: specwire models fetch {name}"
-        ) from error
+        if "/" not in name:  # a slip of the pen, far more often than one of the few hub ids without an owner
+            raise unknown(name) from None
+        half = type(error).__name__ == "IncompleteSnapshotError"  # of a fetch that was interrupted
+        where = "not whole in the hub's cache" if half else "neither a folder nor in the hub's cache"
+        raise Unavailable(f"{name} is {where}. First: specwire models fetch {name}") from error
+
+
+def unknown(name: str, reason: str = "") -> InvalidArgument:
+    """The refusal of a name that means no model. `reason`: why the hub does not know it."""
+    limit = f"{', '.join(KNOWN)}, an existing folder or a hub id (owner/name)"
+    if reason:
+        limit += f" that can be fetched ({reason})"
+    if meant := difflib.get_close_matches(name, KNOWN, 1):
+        limit += f"; did you mean {meant[0]}?"
+    return InvalidArgument("model", name, limit)
 
 
 def listing() -> list[Entry]:
-    """The models that `resolve` knows without the hub."""
-    folders = {DEMO: demo_folder(), DEMO_DRAFT: draft_folder()}
-    return [
-        Entry(name, folder, sum(path.stat().st_size for path in folder.iterdir() if path.is_file()))
-        for name, folder in folders.items()
-        if name == DEMO_DRAFT or not problems(folder)
-    ]
+    """The models that are here without the hub; damaged ones too, with what is wrong."""
+    found = []
+    for name, folder in ((DEMO, demo_folder()), (DEMO_DRAFT, draft_folder())):
+        if folder.is_dir():
+            num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+            found.append(Entry(name, folder, num_bytes, tuple(problems(folder)) if name == DEMO else ()))
+    return found
 
 
 def verify(name: str) -> str:
-    """Reads every byte of a model; returns its path. Raises ModelError saying which file is not what it was."""
-    path = resolve(name)
-    if name == DEMO:
-        wrong = problems(demo_folder(), every_byte=True)
-        if wrong:
-            raise ModelError(f"{demo_folder()}: {'; '.join(wrong)}. Repair with: specwire models fetch {name}")
-    if name == DEMO_DRAFT and sha256(draft_folder() / "model.safetensors") != _DRAFT_SHA256:
-        raise ModelError(f"{draft_folder()}: model.safetensors is not what was shipped. Install specwire again")
-    return path
+    """Reads every byte of a model; returns its path. Raises ModelError saying which file is not what it was, how, and what mends
+    it; InvalidArgument for a folder, which has no checksums; and what `resolve` raises when there is no such model."""
+    if name == DEMO and demo_folder().is_dir():
+        folder, repair = demo_folder(), _FETCH_AGAIN
+        wrong = problems(folder, every_byte=True)
+    elif name == DEMO_DRAFT:
+        folder, repair = draft_folder(), "Repair: install specwire again"
+        wrong = differing(folder, _DRAFT_FILES)
+    elif name in KNOWN:
+        return resolve(name)
+    else:
+        folder = Path(resolve(name))
+        checksums = hub_checksums(folder)
+        if not checksums:
+            limit = f"{', '.join(KNOWN)} or a model in the hub's cache: there are no checksums to hold {folder} against"
+            raise InvalidArgument("model", name, limit)
+        wrong = differing(folder, checksums)
+        repair = f"Repair: remove the files that these are links to, then: specwire models fetch {name}"
+    if wrong:
+        raise ModelError(_damaged(folder, wrong, repair))
+    return str(folder)
 
 
-def write_manifest(folder: Path, source: dict[str, Any]) -> None:
-    """Records what every file of a finished folder is."""
-    files = {}
-    for path in sorted(folder.iterdir()):
-        state = path.stat()
-        files[path.name] = {"size": state.st_size, "mtime_ns": state.st_mtime_ns, "sha256": sha256(path)}
-    (folder / MANIFEST).write_text(json.dumps({"source": source, "files": files}, indent=2) + "\n", encoding="utf-8")
-
-
-def problems(folder: Path, *, every_byte: bool = False, source: dict[str, Any] | None = None) -> list[str]:
-    """What is wrong with a folder of the cache; nothing when it can be used. `source`: what it must have been made from."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ["there is no readable manifest"]
-    if source is not None and manifest.get("source") != source:
-        return ["it was made from something else"]
-    wrong = []
-    for name, known in files.items():
-        try:
-            state = (folder / name).stat()
-        except OSError:
-            wrong.append(f"{name} is missing")
-            continue
-        if state.st_size != known["size"]:
-            wrong.append(f"{name} has {state.st_size} bytes, not {known['size']}")
-        elif (every_byte or state.st_mtime_ns != known["mtime_ns"]) and sha256(folder / name) != known["sha256"]:
-            wrong.append(f"{name} has changed")
-    return wrong
-
-
-def sha256(path: Path, report: Callable[[int], None] | None = None) -> str:
-    """Of a file's bytes. `report` is told how many were read."""
-    state = hashlib.sha256()
-    done = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            state.update(chunk)
-            done += len(chunk)
-            if report is not None:
-                report(done)
-    return state.hexdigest()
+def _damaged(folder: Path, wrong: Sequence[str], repair: str) -> str:
+    return f"{folder} is damaged: {'; '.join(wrong)}. {repair}"
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from specwire.law.errors import SpecwireError
+from specwire.lm.load import TABLE
 from specwire.settings import LOG_FORMAT, read_config
 from specwire.threads import share_cores
 from specwire.worker.config import WorkerConfig
@@ -53,6 +54,8 @@ def main(role: Role, kind: type[C], arguments: Sequence[str] | None = None) -> i
     prepare_logging()
     try:
         config = read_config(kind, f"python -m {program}", sys.argv[1:] if arguments is None else arguments)
+        if (warning := unsaid_model(config)) is not None:
+            print(f"specwire: warning: {warning}", file=sys.stderr)
         prepare_threads(config)
         asyncio.run(_until_signal(role, config))
         status = 0
@@ -66,6 +69,16 @@ def main(role: Role, kind: type[C], arguments: Sequence[str] | None = None) -> i
         sys.stderr.flush()
         os._exit(status)  # a step or a load that hangs must not keep the process
     return status
+
+
+def unsaid_model(config: WorkerConfig) -> str | None:
+    """A warning where nobody said which model to serve, since the default is easily taken for a real one."""
+    if "model" in config.model.model_fields_set or config.model.table is not None:
+        return None
+    return (
+        f"no model.model is set, so {config.name} serves {TABLE!r}, a built-in model that makes tokens up, for tests. "
+        f"Set model.model to a folder or a hub id; set it to {TABLE} if that is meant"
+    )
 
 
 def prepare_logging() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from deploy import ask, cli, lifecycle, ready, state
+from deploy.models import checksums
 from deploy.ready import StartError
 from deploy.state import StateError
 from specwire.client import Event, Final, Started, Tokens
@@ -44,6 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     """Runs a command as the console script does, in a state folder of its own; returns status, stdout, stderr."""
     monkeypatch.setenv("SPECWIRE_STATE", str(tmp_path))
     monkeypatch.delenv("SPECWIRE_ADDRESS", raising=False)
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)  # the tests' own Ctrl-C stays
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["specwire", *arguments])
@@ -238,11 +241,166 @@ def test_down_with_nothing_running_is_no_failure(run: Run) -> None:
     assert (0, "", "specwire: nothing is running\n") == run("down")
 
 
-def test_ctrl_c_is_130(run: Run, client: type[FakeClient]) -> None:
-    """As for any program that was interrupted."""
-    client.fails = KeyboardInterrupt()
+INTERRUPTED = (130, "specwire: interrupted\n")
 
-    assert 130 == run("generate", "x")[0]
+
+@pytest.mark.parametrize(("before", "shown"), [(0, ""), (1, ""), (2, "Hi\n"), (3, "Hi\n")])
+def test_ctrl_c_is_130_and_one_line(run: Run, client: type[FakeClient], before: int, shown: str) -> None:
+    """As for any program that was interrupted; half an answer before it gets an end of its line."""
+    client.fails, client.fails_after = KeyboardInterrupt(), before
+    status, out, err = run("generate", "x")
+
+    assert (INTERRUPTED, shown) == ((status, err), out)
+
+
+def test_ctrl_c_leaves_no_half_json(run: Run, client: type[FakeClient]) -> None:
+    """There is an object or nothing."""
+    client.fails, client.fails_after = KeyboardInterrupt(), 3
+    status, out, err = run("generate", "x", "--json")
+
+    assert (INTERRUPTED, "") == ((status, err), out)
+
+
+@pytest.mark.parametrize(
+    ("command", "interrupted"),
+    [
+        (["up"], "deploy.lifecycle.up"),
+        (["down"], "deploy.lifecycle.down"),
+        (["status"], "deploy.ready.probe"),
+        (["status", "--watch"], "deploy.ready.probe"),
+        (["logs", "-f"], "deploy.show.time.sleep"),
+        (["bench"], "deploy.bench.bench.measure"),
+        (["models", "fetch"], "deploy.models.download._fetch_demo"),
+        (["models", "verify"], "deploy.models.store.problems"),
+        (["version"], "deploy.cli.typer.echo"),
+    ],
+)
+def test_ctrl_c_ends_every_command_alike(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str], interrupted: str
+) -> None:
+    """Also those that go on until then."""
+    state.folder().prepare()
+    state.folder().log("target-0").touch()
+    (tmp_path / "models" / "demo").mkdir(parents=True)
+    monkeypatch.setenv("SPECWIRE_CACHE", str(tmp_path))
+    where, name = interrupted.rsplit(".", 1)
+    real = getattr(pkgutil.resolve_name(where), name)
+    pressed: list[int] = []
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        pressed.append(1)
+        if len(pressed) == 1:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(interrupted, once)
+    status, out, err = run(*command)
+
+    assert (INTERRUPTED, "") == ((status, err), out)
+
+
+@pytest.mark.parametrize("at", ["app", "exit_code"])
+def test_ctrl_c_outside_of_a_command(run: Run, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Before the library has begun, and while a failure is being told."""
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def fail() -> None:
+        raise OurFault("a bug")
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, at, press)
+
+    assert INTERRUPTED == run("version")[::2]
+
+
+def test_ctrl_c_before_anything_is_loaded() -> None:
+    """Where a traceback of the library's imports would come."""
+    code = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from deploy.cli import main"
+    )
+    root = Path(cli.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+
+    assert INTERRUPTED == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [(513, "specwire: max_tokens: 513 asked, 512 fit the context\n"), (512, ""), (None, "")]
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_answer_that_will_be_cut_short_is_told(
+    run: Run, client: type[FakeClient], asked: int | None, told: str, options: list[str]
+) -> None:
+    """Before it comes; what the server chose itself is no cut."""
+    client.fails, client.fails_after = OurFault("a bug"), 1
+    _, out, err = run("generate", "x", *(["--max-tokens", str(asked)] if asked else []), *options)
+
+    assert ("", told + "specwire: a bug\n") == (out, err)
+
+
+def test_json_tells_the_limit_in_force(run: Run, client: type[FakeClient]) -> None:
+    """For programs, which read no notes."""
+    assert 512 == json.loads(run("generate", "x", "--max-tokens", "600", "--json")[1])["max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"messages": [{"role": "user", "content": ""}]}),
+        (["--raw"], {"prompt": ""}),
+        (["--ids"], {"prompt_ids": []}),
+    ],
+)
+def test_an_empty_prompt_goes_as_it_is(
+    run: Run, client: type[FakeClient], options: list[str], expected: dict[str, Any]
+) -> None:
+    """A conversation may hold it; whether a text without characters makes a token, only the service's tokenizer knows."""
+    run("generate", "", *options)
+
+    assert expected == {key: client.asked[key] for key in expected}
+
+
+@pytest.mark.parametrize("command", ["fetch", "path", "verify"])
+def test_a_model_that_nobody_knows_is_2(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """With those that are known."""
+    monkeypatch.setenv("SPECWIRE_OFFLINE", "1")
+    status, out, err = run("models", command, "nope")
+
+    expected = (
+        "specwire: model: got 'nope', must be demo, demo-draft, table, an existing folder or a hub id (owner/name)\n"
+    )
+    assert (2, "", expected) == (status, out, err)
+
+
+def test_a_damaged_model_is_not_an_absent_one(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """4 with the file and what mends it, 3 where there is none, and the list shows both."""
+    monkeypatch.setenv("SPECWIRE_CACHE", str(tmp_path))
+    absent = run("models", "verify", "demo")
+    folder = tmp_path / "models" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(b"{}")
+    checksums.write_manifest(folder, {})
+    good = run("models", "verify", "demo")
+    (folder / "config.json").write_bytes(b"")
+    damaged, listed = run("models", "verify", "demo"), run("models", "list")
+
+    assert (3, f"specwire: demo is not in the cache ({tmp_path}). First: specwire models fetch demo\n") == absent[::2]
+    assert (0, f"demo: good, {folder}\n", "") == good
+    told = f"specwire: {folder} is damaged: config.json has 0 bytes, not 2. Repair with: specwire models fetch demo\n"
+    assert (4, "", told) == damaged
+    assert "damaged: config.json has 0 bytes, not 2" in listed[1].splitlines()[0]
+
+
+def test_verify_of_a_model_without_files(run: Run) -> None:
+    """It says that there was nothing to look at."""
+    assert (0, "table: good, it has no files\n", "") == run("models", "verify", "table")
 
 
 def test_nobody_there(run: Run) -> None:
@@ -285,6 +443,7 @@ def test_status_for_programs(run: Run, client: type[FakeClient]) -> None:
         (("generate", "x", "--address", "nowhere"), "must be host:port"),
         (("status", "--actors"), "--actors"),
         (("up", "nope.yaml"), "nope.yaml: no such file"),
+        (("models", "path", "no such/thing"), "model: got 'no such/thing', must be demo, demo-draft, table"),
         (("logs",), "nothing was started here"),
         (("frobnicate",), "No such command 'frobnicate'"),
         (("up", "--timeout", "0"), "--timeout"),

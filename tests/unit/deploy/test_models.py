@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ import torch
 import transformers
 
 from deploy import models
-from deploy.models import convert, download, gguf, store
+from deploy.models import checksums, convert, download, gguf, store
 from specwire.cache import cache_dir
 from specwire.law.errors import InvalidArgument, Unavailable
+from specwire.lm import checkpoint
 from tests.unit.lm.tiny import write_gguf
 
 FILES = {
@@ -218,10 +220,123 @@ def test_changed_files_are_noticed(copied: list[Path]) -> None:
     with pytest.raises(models.ModelError, match=r"config\.json has changed"):
         models.verify("demo")
     os.utime(file)
-    with pytest.raises(Unavailable, match="models fetch demo"):
+    with pytest.raises(Unavailable, match=r"is damaged: config\.json has changed.*models fetch demo"):
         models.resolve("demo")
     models.fetch("demo")
     assert file.read_bytes() == before
+
+
+def made_up(folder: Path) -> Path:
+    """A demo folder of two small files, as a fetch leaves it."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(b"{}")
+    (folder / "model.safetensors").write_bytes(b"numbers")
+    checksums.write_manifest(folder, {})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "holds", "told"),
+    [
+        ("model.safetensors", b"numb", "model.safetensors has 4 bytes, not 7"),
+        (
+            "model.safetensors",
+            b"letters",
+            f"model.safetensors has changed: its checksum is {sha256(b'letters')[:16]}..., not {sha256(b'numbers')[:16]}...",
+        ),
+        ("model.safetensors", None, "model.safetensors is missing"),
+        ("manifest.json", None, "manifest.json is missing"),
+        ("manifest.json", b'{"files": {"config.json": ', "manifest.json cannot be read (JSONDecodeError)"),
+        ("manifest.json", b'{"files": {"config.json": 1}}', "manifest.json cannot be read (TypeError)"),
+    ],
+)
+def test_damage_is_told_by_file_and_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, holds: bytes | None, told: str
+) -> None:
+    """And is not taken for absence, by whoever wants the model: what is said ends with what mends it."""
+    monkeypatch.setenv("SPECWIRE_CACHE", str(tmp_path))
+    folder = made_up(tmp_path / "models" / "demo")
+    (folder / file).unlink()
+    if holds is not None:
+        (folder / file).write_bytes(holds)
+    expected = f"{folder} is damaged: {told}. Repair with: specwire models fetch demo"
+
+    for act, kind in ((models.verify, models.ModelError), (models.resolve, Unavailable)):
+        with pytest.raises(kind) as refused:
+            act("demo")
+        assert expected == str(refused.value)
+    assert (told,) == models.listing()[0].wrong
+
+
+def test_absent_stays_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to mend, and nothing to list."""
+    monkeypatch.setenv("SPECWIRE_CACHE", str(tmp_path))
+    for act in (models.verify, models.resolve):
+        with pytest.raises(Unavailable, match=r"demo is not in the cache .*First: specwire models fetch demo"):
+            act("demo")
+
+    assert ["demo-draft"] == [entry.name for entry in models.listing()]
+
+
+def test_fetch_mends_what_only_verify_sees(copied: list[Path]) -> None:
+    """A byte that changed on the disk, under the same size and time: the advice to fetch must help."""
+    file = Path(models.fetch("demo")) / "model.safetensors"
+    before, state = file.read_bytes(), file.stat()
+    file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    models.fetch("demo")
+
+    assert before == file.read_bytes()
+
+
+def test_the_shipped_draft_is_held_against_what_was_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file of it, also one that is not there."""
+    (tmp_path / "config.json").write_bytes((store.draft_folder() / "config.json").read_bytes() + b" ")
+    monkeypatch.setattr(store, "draft_folder", lambda: tmp_path)
+    with pytest.raises(models.ModelError) as refused:
+        models.verify("demo-draft")
+
+    assert str(refused.value).startswith(f"{tmp_path} is damaged: config.json has changed: its checksum is ")
+    assert str(refused.value).endswith("; model.safetensors is missing. Repair: install specwire again")
+
+
+@pytest.fixture
+def hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The blobs of a model in a hub's cache: one file known by SHA-256, one by git's checksum."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--someone--tiny"
+    snapshot, blobs = folder / "snapshots" / "abc", folder / "blobs"
+    for made in (snapshot, blobs, folder / "refs"):
+        made.mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    git = "9e26dfeeb6e641a33dae4961196235bdb965b21b"  # git hash-object of {}
+    for name, data, checksum in (("config.json", b"{}", git), ("model.safetensors", b"numbers", sha256(b"numbers"))):
+        (blobs / checksum).write_bytes(data)
+        (snapshot / name).symlink_to(blobs / checksum)
+    return blobs
+
+
+def test_hub_models_are_held_against_the_names_of_their_files(hub_model: Path) -> None:
+    """The hub's cache names what it holds by checksums, and a link without its file is a missing one."""
+    assert str(hub_model.parent / "snapshots" / "abc") == models.verify("someone/tiny")
+
+    for blob in hub_model.iterdir():
+        if len(blob.name) == 64:
+            blob.write_bytes(b"letters")
+        else:
+            blob.unlink()
+    with pytest.raises(models.ModelError) as refused:
+        models.verify("someone/tiny")
+    assert "config.json is missing; model.safetensors has changed: its checksum is " in str(refused.value)
+    assert str(refused.value).endswith("then: specwire models fetch someone/tiny")
+
+
+def test_a_folder_cannot_be_verified(tmp_path: Path) -> None:
+    """Nobody left checksums, so it is not called good."""
+    with pytest.raises(InvalidArgument, match="there are no checksums to hold"):
+        models.verify(str(tmp_path))
 
 
 def test_a_full_disk_is_one_clear_error(copied: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +389,73 @@ def test_fetches_at_once_make_one_model(copied: list[Path]) -> None:
 def test_what_is_shipped_needs_no_fetch(name: str, cache: Path) -> None:
     """The draft is in the package; the table needs no files."""
     assert models.fetch(name) == models.resolve(name) == models.verify(name)
+
+
+KNOWN = "demo, demo-draft, table, an existing folder or a hub id"
+
+
+@pytest.mark.parametrize("act", [models.fetch, models.resolve, models.verify])
+@pytest.mark.parametrize(
+    "offline", [pytest.param({"SPECWIRE_OFFLINE": "1"}, id="forbidden"), pytest.param({}, id="out of reach")]
+)
+def test_a_name_that_means_no_model_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[str], str], offline: dict[str, str]
+) -> None:
+    """Not a model that is only not here yet; the refusal names those that are known."""
+    forget_the_hub(monkeypatch, "LocalEntryNotFoundError")
+    for name, value in offline.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidArgument) as refused:
+        act("nope")
+
+    assert str(refused.value).startswith(f"model: got 'nope', must be {KNOWN}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("RepositoryNotFoundError", InvalidArgument), ("LocalEntryNotFoundError", Unavailable), ("OSError", Unavailable)],
+)
+def test_only_the_hub_knows_whether_a_hub_id_means_a_model(
+    monkeypatch: pytest.MonkeyPatch, kind: str, expected: type[Exception]
+) -> None:
+    """One that it does not know is bad input; one that cannot be reached now may be right."""
+    forget_the_hub(monkeypatch, kind)
+    with pytest.raises(expected, match="someone/nope"):
+        models.fetch("someone/nope")
+    with pytest.raises(Unavailable, match="First: specwire models fetch someone/nope"):
+        models.resolve("someone/nope")
+
+
+def test_a_fetch_that_is_forbidden_does_not_advise_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names what forbids it."""
+    forget_the_hub(monkeypatch, "LocalEntryNotFoundError")
+    monkeypatch.setenv("SPECWIRE_OFFLINE", "1")
+    with pytest.raises(Unavailable) as refused:
+        models.fetch("someone/nope")
+
+    assert str(refused.value).startswith(
+        "someone/nope is not in the hub's cache and SPECWIRE_OFFLINE forbids to fetch it. "
+    )
+
+
+def test_half_a_hub_model_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an interrupted fetch leaves it."""
+    forget_the_hub(monkeypatch, "IncompleteSnapshotError")
+    with pytest.raises(
+        Unavailable, match=r"someone/tiny is not whole in the hub's cache\. First: specwire models fetch"
+    ):
+        models.resolve("someone/tiny")
+
+
+def forget_the_hub(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Every question to the hub and its cache ends with an error of this name."""
+    for name in ("SPECWIRE_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def fail(*_: object, **__: object) -> Path:
+        raise type(kind, (Exception,), {})("the hub's words")
+
+    monkeypatch.setattr(checkpoint, "hub_snapshot", fail)
 
 
 def test_folders_and_nonsense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ def test_topologies_are_frozen() -> None:
 @pytest.mark.parametrize("name", topology.shipped_names())
 def test_shipped_topologies_suit_the_services(name: str) -> None:
     """What ships is accepted by the services' own rules."""
-    lifecycle.check(configs.service_configs(topology.load(Path(name))))
+    plan = topology.load(Path(name))
+    lifecycle.check(plan, configs.service_configs(plan))
 
 
 def test_the_default_is_the_demo_pair_on_loopback() -> None:
@@ -144,12 +146,117 @@ def test_a_missing_file_names_the_shipped_ones() -> None:
         topology.load(Path("nope"))
 
 
-def test_a_service_refuses_settings_it_does_not_know() -> None:
-    """`settings` reach the service's own configuration, and its refusal names the service and the path."""
-    found = topology.parse({"target": {"model": "table", "settings": {"token_budge": 1}}})
+def refused_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, document: object) -> list[str]:
+    """What is said of a topology that was read and cannot be started."""
+    monkeypatch.setenv("SPECWIRE_STATE", str(tmp_path))
+    with pytest.raises(TopologyError) as refused:
+        lifecycle.up(topology.parse(document), "my.yaml", False, 1.0, lambda said: None)
+    return str(refused.value).splitlines()
 
-    with pytest.raises(TopologyError, match=r"target-0: token_budge: unknown key; did you mean token_budget\?"):
-        lifecycle.check(configs.service_configs(found))
+
+def table(**more: Any) -> dict[str, Any]:
+    """A topology whose target has this as well."""
+    return {"target": {"model": "table", **more}}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (
+            table(settings={"token_budget": 9}),
+            "target.settings.token_budget: got 9, must be at least 100, four times a block's rows (17) and 8 more",
+        ),
+        (
+            table(settings={"token_budget": 0}),
+            "target.settings.token_budget: got 0, must be greater than or equal to 1",
+        ),
+        (
+            table(max_block=300),
+            "target.settings.token_budget: got 512, must be at least 1236, four times a block's rows (301) and 8 more",
+        ),
+        (
+            table(count=2, settings={"token_budge": 1}),
+            "target.settings.token_budge: unknown key; did you mean token_budget?",
+        ),
+        (
+            table(settings={"model": {"max_block": 9999}}),
+            "target.settings.model.max_block: got 9999, must be less than or equal to 4096",
+        ),
+        (table(settings={"model": {"fussed": 1}}), "target.settings.model.fussed: unknown key; did you mean fused?"),
+        (
+            table(settings={"model": 3}),
+            "target.settings.model: got 3, must be a valid dictionary or instance of ModelConfig",
+        ),
+        (
+            table(settings={"bind": "here"}),
+            "target.settings.bind: got 'here', must be host:port with a port in [0, 65535]",
+        ),
+        (table(table={"vocab_size": 0}), "target.table.vocab_size: got 0, must be in [1, 2^24]"),
+        (table(table={"vocab_sise": 9}), "target.table.vocab_sise: unknown key; did you mean vocab_size?"),
+        (
+            table(table={"faults": [{"kind": "nan", "secnds": 1}]}),
+            "target.table.faults.0.secnds: unknown key; did you mean seconds?",
+        ),
+        (
+            {**table(), "draft": {"model": "table", "settings": {"draft_law_top_m": 0}}},
+            "draft.settings.draft_law_top_m: got 0, must be greater than or equal to 1",
+        ),
+        (
+            {**table(), "coordinator": {"settings": {"lease_s": -1}}},
+            "coordinator.settings.lease_s: got -1, must be greater than 0",
+        ),
+        (
+            {**table(), "coordinator": {"speculation": {"num_speculative_tokens": 9}}},
+            "coordinator.speculation.num_speculative_tokens: got 9, must be at most max_num_speculative_tokens (8)",
+        ),
+        (
+            {**table(), "coordinator": {"settings": {"speculation": {"num_speculative_tokens": "x"}}}},
+            "coordinator.settings.speculation.num_speculative_tokens: got 'x', must be auto or a whole number in [0, 64]",
+        ),
+        (
+            {**table(), "coordinator": {"settings": {"trace_detail": "all"}}},
+            "coordinator.settings.trace_detail: got 'all', must be 'off', 'request' or 'round'",
+        ),
+        (
+            {"target": {"model": "no such"}},
+            "target.model: got 'no such', must be demo, demo-draft, table, an existing folder or a hub id (owner/name)",
+        ),
+        (
+            {**table(), "draft": {"model": "table", "tokenizer": "no such"}},
+            "draft.tokenizer: got 'no such', must be demo, demo-draft, table, an existing folder or a hub id (owner/name)",
+        ),
+    ],
+)
+def test_what_a_service_refuses_is_told_as_a_fault_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, document: object, expected: str
+) -> None:
+    """Once for all services of a role, with the file and the path in it, before anything starts."""
+    assert [f"my.yaml: {expected}"] == refused_start(monkeypatch, tmp_path, document)
+
+
+def test_faults_of_all_services_are_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One line each, in the order in which the services start."""
+    document = {
+        "coordinator": {"settings": {"lease_s": 0}},
+        "target": {"model": "table", "settings": {"hang_s": 0, "metrics_port": -1}},
+        "draft": {"model": "table", "settings": {"hang_s": 0}},
+    }
+
+    assert [
+        "my.yaml: coordinator.settings.lease_s",
+        "my.yaml: target.settings.hang_s",
+        "my.yaml: target.settings.metrics_port",
+        "my.yaml: draft.settings.hang_s",
+    ] == [line.split(": got")[0] for line in refused_start(monkeypatch, tmp_path, document)]
+
+
+def test_a_port_that_is_taken_is_a_fault_of_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It stands there, and can be changed there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (line,) = refused_start(monkeypatch, tmp_path, {**table(), "coordinator": {"port": port}})
+
+    assert line.startswith(f"my.yaml: coordinator.port: got {port}, must be a free port of 127.0.0.1: ")
 
 
 def test_settings_are_merged_into_the_configuration() -> None:

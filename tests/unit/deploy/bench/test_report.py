@@ -109,6 +109,50 @@ def test_advice_says_when_all_else_is_slower() -> None:
     )
 
 
+def measured(variant: str, value: float, low: float, high: float) -> dict[str, Any]:
+    """A point with a ratio against plain decoding, as far as advice looks at it."""
+    return {
+        "load": "1 at once",
+        "variant": variant,
+        "tokens_per_s": 10.0 * value,
+        "throughput_speedup": {"value": value, "low": low, "high": high, "pairs": 5},
+        "speculation": {"acceptance_rate": None, "mean_acceptance_length": None},
+    }
+
+
+SLOWER = "everything else is slower; the best of them, auto, "
+UNSURE = "nothing is surely faster than plain decoding; the best of them, auto, "
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([("auto", 0.97, 0.95, 0.99)], ("plain", SLOWER + "0.97 times plain [0.95, 0.99]")),
+        ([("auto", 0.996, 0.99, 0.9999)], ("plain", UNSURE + "1.00 times plain [0.99, 1.00]")),
+        ([("auto", 0.98, 0.97, 0.9951)], ("plain", UNSURE + "0.98 times plain [0.97, 1.00]")),
+        ([("auto", 1.0, 1.0, 1.0)], ("plain", UNSURE + "1.00 times plain [1.00, 1.00]")),
+        ([("auto", 1.002, 1.001, 1.004)], ("plain", UNSURE + "1.00 times plain [1.00, 1.00]")),
+        ([("auto", 1.03, 1.006, 1.05)], ("auto", "1.03 times plain [1.01, 1.05]: 10.3 tokens/s against 10.0")),
+        (
+            [("auto", 0.95, 0.94, 0.96), ("k = 4", 0.9, 0.7, 1.1)],
+            ("plain", UNSURE + "0.95 times plain [0.94, 0.96]"),
+        ),
+        (
+            [("auto", 1.3, 0.9, 1.5), ("k = 4", 1.2, 1.1, 1.3)],
+            ("k = 4", "1.20 times plain [1.10, 1.30]: 12.0 tokens/s against 10.0"),
+        ),
+    ],
+)
+def test_words_and_numbers_of_advice_agree(
+    others: list[tuple[str, float, float, float]], expected: tuple[str, str]
+) -> None:
+    """Nothing is slower that is shown as 1.00, nor surely faster; and what is said of all others is true of each."""
+    plain = measured("plain", 1.0, 1.0, 1.0)
+    (told,) = advice([plain, *(measured(*each) for each in others)])
+
+    assert expected == (told["choose"], told["why"])
+
+
 def test_advice_doubts_what_was_measured_while_a_worker_was_lost() -> None:
     """Whatever it advises: half of the numbers are those of another service."""
     plain, fast = [passed("plain", record(6.0), wall_s=9.0)], [passed("auto", record(6.0), wall_s=3.0)]
