@@ -35,7 +35,7 @@ enum {
     BYTE = 1,        /* bytes of a weight in int8 */
     HALF = 2,        /* in float16 */
     SINGLE = 4,      /* and in float32 */
-    CHUNKS = 4,      /* per thread: a thread that has to wait for its core leaves some to the others */
+    CHUNKS = 4,      /* of a product per thread, each half as large as the one before but the last: whoever is done waits for little */
     REGISTERS = 8,   /* of values of a cell, where a head is a multiple of so many */
     PIECE = 16,      /* rows that one thread takes at a time, of what lies between the products: few are not worth sharing */
     CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
@@ -324,23 +324,31 @@ typedef struct {
     const linear_t *l;
     const float *x;
     float *y;
-    size_t rows, chunk; /* blocks of a chunk */
-    size_t threads;     /* that take chunks in turn */
+    size_t rows, blocks;
+    size_t threads; /* that take chunks in turn */
     int add;
 } product_t;
+
+/* The first block of a chunk. Half of the blocks are the first chunks of all threads, half of the rest their second, and so on. */
+INLINE size_t chunk_begin(const product_t *p, size_t chunk) {
+    const size_t level = chunk / p->threads, before = p->blocks - (p->blocks >> level);
+    if (level >= CHUNKS) return p->blocks;
+    const size_t after = level + 1 == CHUNKS ? p->blocks : p->blocks - (p->blocks >> (level + 1));
+    return before + (after - before) * (chunk % p->threads) / p->threads;
+}
 
 static void product_chunk(const void *job, size_t index, size_t thread) {
     const product_t *p = job;
     const linear_t *l = p->l;
-    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, strips = (p->rows + GROUPS * ROWS - 1) / (GROUPS * ROWS);
+    const size_t strips = (p->rows + GROUPS * ROWS - 1) / (GROUPS * ROWS);
     (void)thread;
-    const size_t end = (index + 1) * p->chunk < blocks ? (index + 1) * p->chunk : blocks, further = (index + p->threads) * p->chunk;
-    for (size_t b = index * p->chunk; b < end; b++) {
+    const size_t end = chunk_begin(p, index + 1), further = chunk_begin(p, index + p->threads);
+    for (size_t b = chunk_begin(p, index); b < end; b++) {
         const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
         for (size_t row = 0, s = 0; s < strips; s++) {
             const size_t take = (p->rows - row + strips - s - 1) / (strips - s);
             float sums[GROUPS * ROWS * OUTPUTS];
-            const size_t then = b + 1 < end ? b + 1 : further < blocks ? further : b;
+            const size_t then = b + 1 < end ? b + 1 : further < p->blocks ? further : b;
             const char *w = l->weight + n * l->inputs * l->size, *next = l->weight + then * OUTPUTS * l->inputs * l->size;
             if (l->size == BYTE)
                 strip(take, BYTE, w, next, p->x + row * l->inputs, sums, l->inputs);
@@ -361,9 +369,9 @@ static void product_chunk(const void *job, size_t index, size_t thread) {
 }
 
 static void linear(const linear_t *l, const float *x, float *y, size_t rows, int add) {
-    const size_t blocks = (l->outputs + OUTPUTS - 1) / OUTPUTS, threads = atomic_load(&pool.threads), most = threads * CHUNKS;
-    const product_t product = {l, x, y, rows, (blocks + most - 1) / most, threads, add};
-    share(product_chunk, &product, (blocks + product.chunk - 1) / product.chunk);
+    const size_t threads = atomic_load(&pool.threads);
+    const product_t product = {l, x, y, rows, (l->outputs + OUTPUTS - 1) / OUTPUTS, threads, add};
+    share(product_chunk, &product, threads * CHUNKS);
 }
 
 /* ---------------------------------------------------------------- what lies between the products */
