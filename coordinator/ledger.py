@@ -526,6 +526,7 @@ class Ledger:
             opening=self.opening if keep == 0 else None,
             time_left_ms=self.envelope.time_left_ms if keep == 0 else 0,
             trace=self.envelope.draft_trace if num_tokens else b"",
+            group=self.envelope.group if num_tokens else 0,
             num_tokens=num_tokens,
         )
         return Send(Role.DRAFT, task)

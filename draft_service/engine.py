@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.proposers.base import Line, Proposal, Proposer, Want
+from draft_service.turns import Turns
 from specwire.law.errors import BadLaw, InvalidArgument
 from specwire.law.tasks import Failure, ProposeTask, Task
 from specwire.law.values import Block, Source, SparseLaw
@@ -46,6 +47,7 @@ class DraftStepper:
         self._max_sessions = max_sessions
         self._max_block = max_block
         self._max_append = max_append
+        self._turns = Turns()
 
     @property
     def spec(self) -> ModelSpec:
@@ -78,7 +80,10 @@ class DraftStepper:
         return min(task.num_tokens, self._max_block, self.spec.max_context - task.base)
 
     def plan(self, jobs: Sequence[Job], due: Sequence[Due], free_since: float, now: float) -> Plan:
-        """Sequences that need one row first, those that catch up beside them; see `specwire.worker.shares`."""
+        """Sequences that need one row first, those that catch up beside them; see `specwire.worker.shares`. Of groups that take
+        turns perhaps one only; see `turns.py`."""
+        if alone := self._turns.whose([job.task.group for job in jobs]):
+            jobs = [job for job in jobs if job.task.group in (0, alone)]
         claims = [self._claim(key, job) for key, job in enumerate(jobs)]
         shares = share(claims, self._budget, self._max_sessions)
         return Plan(tuple(Part(jobs[each.key], each.rows, each.last) for each in shares))
@@ -103,11 +108,14 @@ class DraftStepper:
                 lines.append(self._line(part, wants))
             result.rows += wants
             result.prefill_rows += part.rows - wants
-        result.prepare_ns = now_ns() - began
+        prepared = now_ns()
+        result.prepare_ns = prepared - began
         proposals: Sequence[Proposal | BadLaw | None] = ()
         if lines:
             advance = self._proposer.advance(lines)
             proposals, result.compute_ns, result.sample_ns = advance.proposals, advance.compute_ns, advance.sample_ns
+            if not result.prefill_rows:
+                self._turns.observe(len(lines), (now_ns() - prepared) / 1e9)
         answers = iter(proposals)
         for part, wants in zip(parts, wanting, strict=True):
             proposal = next(answers) if part.rows else None

@@ -2,9 +2,9 @@
 
     python -m deploy.bench.schedules
 
-Law. Each world starts one service per schedule at once; passes are interleaved, in turn from the front and from the back. d, v and
-the ways come from the same passes, as the workers measure them. A period is what lies between two turns of a group of sessions:
-a session's round. Answers of all schedules are compared.
+Law. Each world starts one service per schedule at once; passes are interleaved, in turn from the front and from the back. d and v
+are as set; what the ways and the service add is measured with one session alone. A session's round lies between two turns of its
+group. Answers of all schedules are compared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import statistics
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,11 +54,11 @@ class World:
         return found
 
 
-_STEEP, _DRAFT = Speeds(4.0, 0.6), Speeds(1.0, 0.2)
+_STEEP, _DRAFT = Speeds(10.0, 1.5), Speeds(2.5, 0.5)
 WORLDS = (
     World("target is the bottleneck", Pair(_STEEP, _DRAFT, 0.8), 8, 4, groups=(2,)),
-    World("draft is the bottleneck", Pair(Speeds(4.0, 0.4), Speeds(0.5, 0.5), 0.8), 9, 4, groups=(2, 3)),
-    World("the way is the bottleneck", Pair(_STEEP, _DRAFT, 0.8), 9, 4, groups=(2, 3), draft_round_trip_ms=40.0),
+    World("draft is the bottleneck", Pair(Speeds(10.0, 1.0), Speeds(1.5, 1.5), 0.8), 9, 4, groups=(2, 3)),
+    World("the way is the bottleneck", Pair(_STEEP, _DRAFT, 0.8), 9, 4, groups=(2, 3), draft_round_trip_ms=100.0),
     World("one request, d = v / 5, acceptance 0.9", Pair(Speeds(20.0), Speeds(4.0), 0.9), 1, 4, ahead=True),
     World("one request, d = v / 10, acceptance 0.8", Pair(Speeds(20.0), Speeds(2.0), 0.8), 1, 4, ahead=True),
 )
@@ -78,26 +77,26 @@ def _groups(schedule: str) -> int:
     return int(schedule.rpartition(" ")[2]) if schedule.startswith("rotation") else 1
 
 
-def periods_ms(world: World, schedule: str, seen: Seen) -> tuple[float, float]:
-    """A round as measured, on average, and as the formula has it from the d, v and ways of the same rounds."""
-    rounds = [each for told in seen.passes for each in told.rounds() if each.drafted == world.k]
-    verify = statistics.median(each.target_compute_us for each in rounds)
-    drafted = [each.draft_compute_us / each.drafted for each in rounds if each.draft_compute_us]
-    target_way = statistics.median(each.target_transfer_us for each in rounds)
-    draft_way = statistics.median(each.draft_transfer_us for each in rounds)
-    coordinator = statistics.median(each.coordinator_us for each in rounds)
-    if schedule == "run-ahead":  # on the path a draft's time is only what was not hidden
-        token, draft_way = 1e3 * world.pair.draft.ms(1), 1e3 * world.draft_round_trip_ms
+def way_ms(alone: Told) -> float:
+    """r_d + r_t and all else that a round takes beside its two computations, as one session alone sees it."""
+    return mean(
+        [
+            (each.total_us - each.draft_compute_us - each.target_compute_us) / 1e3
+            for each in alone.rounds()
+            if each.drafted
+        ]
+    )
+
+
+def formula_ms(world: World, schedule: str, seen: Seen, ways: float) -> float:
+    """A session's round, by the speeds that are set and the ways that were measured."""
+    size = -(-world.sessions // _groups(schedule))
+    token, verify = world.pair.draft.ms(size), world.pair.target.ms(size * (world.k + 1))
+    if schedule == "run-ahead":
+        rounds = [each for told in seen.passes for each in told.rounds() if each.drafted == world.k]
         whole = mean([each.accepted == each.drafted for each in rounds])
-        hit = min(whole, seen.hit)
-        expected = ahead_us(
-            whole, hit, world.k, token, draft_way + coordinator / 2, verify, target_way + coordinator / 2
-        )
-    else:
-        token = statistics.median(drafted)
-        ways = draft_way + target_way + coordinator
-        expected = rotation_us(_groups(schedule), world.k * token, ways, verify)
-    return mean([each.total_us for each in rounds]) / 1e3, expected / 1e3
+        return ahead_us(whole, min(whole, seen.hit), world.k, token, ways / 2, verify, ways / 2)
+    return rotation_us(_groups(schedule), world.k * token, ways, verify)
 
 
 def measure(world: World, pairs: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -111,29 +110,36 @@ def measure(world: World, pairs: int, say: Callable[[str], None]) -> dict[str, A
             for relay in up.relays.values():
                 relay.set_round_trip(world.draft_round_trip_ms)
             addresses[name] = up.address
-        passes, guesses = asyncio.run(_passes(world, addresses, pairs, say))
-    return evaluate(world, passes, guesses)
+        passes, guesses, alone = asyncio.run(_passes(world, addresses, pairs, say))
+    return evaluate(world, passes, guesses, way_ms(alone))
 
 
 async def _passes(
     world: World, addresses: Mapping[str, str], pairs: int, say: Callable[[str], None]
-) -> tuple[dict[str, list[Told]], dict[str, dict[str, int]]]:
-    """By schedule: what was seen, and what became of blocks drafted ahead."""
+) -> tuple[dict[str, list[Told]], dict[str, dict[str, int]], Told]:
+    """By schedule: what was seen, and what became of blocks drafted ahead. And what one session alone saw."""
     names = list(addresses)
     passes: dict[str, list[Told]] = {name: [] for name in names}
     async with contextlib.AsyncExitStack() as stack:
         clients = {name: await stack.enter_async_context(Client(address)) for name, address in addresses.items()}
         for client in clients.values():
             await sessions_at_once(client, world.sessions, 16)
+        alone = await sessions_at_once(clients[SYNCHRONOUS], 1, world.pair.max_tokens)
+        before = {name: dict((await client.stats()).draft_guesses) for name, client in clients.items()}
         for turn in range(pairs):
             for name in names if turn % 2 == 0 else reversed(names):
                 say(f"{world.name}: {name}, pass {turn + 1} of {pairs}")
                 passes[name].append(await sessions_at_once(clients[name], world.sessions, world.pair.max_tokens))
-        return passes, {name: dict((await client.stats()).draft_guesses) for name, client in clients.items()}
+        after = {name: dict((await client.stats()).draft_guesses) for name, client in clients.items()}
+        guesses = {
+            name: {result: count - before[name].get(result, 0) for result, count in after[name].items()}
+            for name in names
+        }
+        return passes, guesses, alone
 
 
 def evaluate(
-    world: World, passes: Mapping[str, list[Told]], guesses: Mapping[str, Mapping[str, int]]
+    world: World, passes: Mapping[str, list[Told]], guesses: Mapping[str, Mapping[str, int]], ways: float
 ) -> dict[str, Any]:
     """Measured against the formulas, and against the synchronous schedule."""
     names = list(passes)
@@ -142,7 +148,8 @@ def evaluate(
     for name in names:
         told = guesses[name]
         seen = Seen(passes[name], told.get("hit", 0) / max(1, sum(told.values())))
-        measured, formula = periods_ms(world, name, seen)
+        rounds = [each.total_us for told in seen.passes for each in told.rounds() if each.drafted == world.k]
+        measured, formula = mean(rounds) / 1e3, formula_ms(world, name, seen, ways)
         pairs_of = [(mine.tokens_per_s, other.tokens_per_s) for mine, other in zip(seen.passes, reference, strict=True)]
         found[name] = {
             "round_ms": measured,
@@ -152,7 +159,7 @@ def evaluate(
             "against_synchronous": bootstrap(pairs_of, median_ratio).plain(),
             "differing": sum(mine.ids != other.ids for mine, other in zip(passes[name], reference, strict=True)),
         }
-    return {"world": world.name, "sessions": world.sessions, "k": world.k, "schedules": found}
+    return {"world": world.name, "sessions": world.sessions, "k": world.k, "ways_ms": ways, "schedules": found}
 
 
 def show(results: list[dict[str, Any]], console: Console) -> None:

@@ -78,9 +78,11 @@ class Task:
     """Until the request's deadline. 0: what an earlier task of the session said still holds; if none did, no limit."""
     trace: bytes = b""
     """W3C trace context, 25 bytes; empty: not traced."""
+    group: int = 0
+    """Of the session, where groups of them take turns. 0: goes with any."""
 
     def __post_init__(self) -> None:
-        for name in ("epoch", "number", "keep", "time_left_ms"):
+        for name in ("epoch", "number", "keep", "time_left_ms", "group"):
             _check_u32(name, getattr(self, name))
         if (self.opening is not None) != (self.keep == 0):
             raise InvalidArgument("open", self.opening, "present exactly when keep is 0")
@@ -110,12 +112,9 @@ class VerifyTask(Task):
     block: Block = EMPTY_BLOCK
     prefill_only: bool = False
     """True: nothing is sampled, `block` is empty."""
-    group: int = 0
-    """Sessions that take turns with others: no step serves two groups. 0: goes with any."""
 
     def __post_init__(self) -> None:
         super(VerifyTask, self).__post_init__()
-        _check_u32("group", self.group)
         if self.prefill_only and len(self.block):
             raise InvalidArgument("block", len(self.block), "empty when prefill_only")
         if not self.prefill_only and not self.append:

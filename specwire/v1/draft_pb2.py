@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specwire.v1 import types_pb2 as specwire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specwire/v1/draft.proto\x12\x0bspecwire.v1\x1a\x17specwire/v1/types.proto\"\x8e\x01\n\x0eProposeRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.specwire.v1.Hello\x12\'\n\x05tasks\x18\x02 \x03(\x0b\x32\x18.specwire.v1.ProposeTask\x12\"\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x12.specwire.v1.Close\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x04\"\xc8\x01\n\x0bProposeTask\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\x0c\n\x04keep\x18\x04 \x01(\r\x12\x11\n\tkeep_hash\x18\x05 \x01(\x06\x12\x0e\n\x06\x61ppend\x18\x06 \x03(\r\x12\x12\n\nnum_tokens\x18\x07 \x01(\r\x12\x1f\n\x04open\x18\x08 \x01(\x0b\x32\x11.specwire.v1.Open\x12\x14\n\x0ctime_left_ms\x18\t \x01(\r\x12\r\n\x05trace\x18\n \x01(\x0c\"\x9a\x01\n\x0fProposeResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.specwire.v1.Welcome\x12+\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x1a.specwire.v1.ProposeAnswer\x12%\n\x04step\x18\x03 \x01(\x0b\x32\x17.specwire.v1.StepTiming\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x04\"\x90\x02\n\rProposeAnswer\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12$\n\x04laws\x18\x06 \x03(\x0b\x32\x16.specwire.v1.SparseLaw\x12%\n\x07refusal\x18\x07 \x01(\x0b\x32\x14.specwire.v1.Refusal\x12%\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x14.specwire.v1.Failure\x12\'\n\x06timing\x18\t \x01(\x0b\x32\x17.specwire.v1.TaskTiming\x12\x12\n\ncompute_us\x18\n \x01(\r2\xdd\x01\n\x05\x44raft\x12H\n\x07Propose\x12\x1b.specwire.v1.ProposeRequest\x1a\x1c.specwire.v1.ProposeResponse(\x01\x30\x01\x12;\n\x04Info\x12\x18.specwire.v1.InfoRequest\x1a\x19.specwire.v1.InfoResponse\x12M\n\nVocabulary\x12\x1e.specwire.v1.VocabularyRequest\x1a\x1f.specwire.v1.VocabularyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specwire/v1/draft.proto\x12\x0bspecwire.v1\x1a\x17specwire/v1/types.proto\"\x8e\x01\n\x0eProposeRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.specwire.v1.Hello\x12\'\n\x05tasks\x18\x02 \x03(\x0b\x32\x18.specwire.v1.ProposeTask\x12\"\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x12.specwire.v1.Close\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x04\"\xd7\x01\n\x0bProposeTask\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\x0c\n\x04keep\x18\x04 \x01(\r\x12\x11\n\tkeep_hash\x18\x05 \x01(\x06\x12\x0e\n\x06\x61ppend\x18\x06 \x03(\r\x12\x12\n\nnum_tokens\x18\x07 \x01(\r\x12\x1f\n\x04open\x18\x08 \x01(\x0b\x32\x11.specwire.v1.Open\x12\x14\n\x0ctime_left_ms\x18\t \x01(\r\x12\r\n\x05trace\x18\n \x01(\x0c\x12\r\n\x05group\x18\x0b \x01(\r\"\x9a\x01\n\x0fProposeResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.specwire.v1.Welcome\x12+\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x1a.specwire.v1.ProposeAnswer\x12%\n\x04step\x18\x03 \x01(\x0b\x32\x17.specwire.v1.StepTiming\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x04\"\x90\x02\n\rProposeAnswer\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12$\n\x04laws\x18\x06 \x03(\x0b\x32\x16.specwire.v1.SparseLaw\x12%\n\x07refusal\x18\x07 \x01(\x0b\x32\x14.specwire.v1.Refusal\x12%\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x14.specwire.v1.Failure\x12\'\n\x06timing\x18\t \x01(\x0b\x32\x17.specwire.v1.TaskTiming\x12\x12\n\ncompute_us\x18\n \x01(\r2\xdd\x01\n\x05\x44raft\x12H\n\x07Propose\x12\x1b.specwire.v1.ProposeRequest\x1a\x1c.specwire.v1.ProposeResponse(\x01\x30\x01\x12;\n\x04Info\x12\x18.specwire.v1.InfoRequest\x1a\x19.specwire.v1.InfoResponse\x12M\n\nVocabulary\x12\x1e.specwire.v1.VocabularyRequest\x1a\x1f.specwire.v1.VocabularyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSEREQUEST']._serialized_start=66
   _globals['_PROPOSEREQUEST']._serialized_end=208
   _globals['_PROPOSETASK']._serialized_start=211
-  _globals['_PROPOSETASK']._serialized_end=411
-  _globals['_PROPOSERESPONSE']._serialized_start=414
-  _globals['_PROPOSERESPONSE']._serialized_end=568
-  _globals['_PROPOSEANSWER']._serialized_start=571
-  _globals['_PROPOSEANSWER']._serialized_end=843
-  _globals['_DRAFT']._serialized_start=846
-  _globals['_DRAFT']._serialized_end=1067
+  _globals['_PROPOSETASK']._serialized_end=426
+  _globals['_PROPOSERESPONSE']._serialized_start=429
+  _globals['_PROPOSERESPONSE']._serialized_end=583
+  _globals['_PROPOSEANSWER']._serialized_start=586
+  _globals['_PROPOSEANSWER']._serialized_end=858
+  _globals['_DRAFT']._serialized_start=861
+  _globals['_DRAFT']._serialized_end=1082
 # @@protoc_insertion_point(module_scope)

@@ -75,6 +75,7 @@ class ProposeTask(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session's counter; the stream's Hello completes it."""
     epoch: _builtins.int
@@ -91,6 +92,8 @@ class ProposeTask(_message.Message):
     """Milliseconds until the request's deadline. Zero: what an earlier task of the session said still holds; if none did, no limit."""
     trace: _builtins.bytes
     """W3C trace context of the coordinator's span: trace id (16 bytes), span id (8), flags (1). Absent: not traced."""
+    group: _builtins.int
+    """Groups of sessions take turns: where a step for several takes much longer, the one that came first drafts alone. Zero: none."""
     @_builtins.property
     def append(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Confirmed tokens from position `keep` on that the worker has not seen."""
@@ -112,10 +115,11 @@ class ProposeTask(_message.Message):
         open: _types_pb2.Open | None = ...,
         time_left_ms: _builtins.int = ...,
         trace: _builtins.bytes = ...,
+        group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "epoch", b"epoch", "keep", b"keep", "keep_hash", b"keep_hash", "num_tokens", b"num_tokens", "number", b"number", "open", b"open", "session", b"session", "time_left_ms", b"time_left_ms", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "epoch", b"epoch", "group", b"group", "keep", b"keep", "keep_hash", b"keep_hash", "num_tokens", b"num_tokens", "number", b"number", "open", b"open", "session", b"session", "time_left_ms", b"time_left_ms", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -180,6 +180,7 @@ def _encode_propose(task: Task) -> draft_pb2.ProposeTask:
         open=_encode_open(task.opening) if task.opening is not None else None,
         time_left_ms=task.time_left_ms,
         trace=task.trace,
+        group=task.group,
     )
 
 
@@ -257,6 +258,7 @@ def _decode_propose(session: SessionId, message: draft_pb2.ProposeTask) -> Propo
         time_left_ms=message.time_left_ms,
         trace=message.trace,
         num_tokens=message.num_tokens,
+        group=message.group,
     )
 
 
