@@ -2,9 +2,9 @@
 
     python -m deploy.bench.schedules
 
-Law. Each world starts one service per schedule at once; passes are interleaved, in turn from the front and from the back. d and v
-are as set; what the ways and the service add is measured with one session alone. A session's round lies between two turns of its
-group. Answers of all schedules are compared.
+Law. Each world starts one service per schedule at once; passes are interleaved, in turn from the front and from the back. What a
+block and a step take is what the engines say of them; what the ways and the service add is measured with one session alone. A
+session's round lies between two turns of its group. Answers of all schedules are compared.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def way_ms(alone: Told) -> float:
 
 
 def formula_ms(world: World, schedule: str, seen: Seen, ways: float) -> float:
-    """A session's round, by the speeds that are set and the ways that were measured."""
-    size = -(-world.sessions // _groups(schedule))
-    token, verify = world.pair.draft.ms(size), world.pair.target.ms(size * (world.k + 1))
-    if schedule == "run-ahead":
-        rounds = [each for told in seen.passes for each in told.rounds() if each.drafted == world.k]
+    """A session's round, by what a block and a step took the engines in these passes and by the ways that were measured."""
+    rounds = [each for told in seen.passes for each in told.rounds() if each.drafted == world.k]
+    verify = mean([each.target_compute_us for each in rounds]) / 1e3
+    if schedule == "run-ahead":  # most of a draft's time is hidden there: it is as set
         whole = mean([each.accepted == each.drafted for each in rounds])
+        token = world.pair.draft.ms(1)
         return ahead_us(whole, min(whole, seen.hit), world.k, token, ways / 2, verify, ways / 2)
-    return rotation_us(_groups(schedule), world.k * token, ways, verify)
+    return rotation_us(_groups(schedule), mean([each.draft_compute_us for each in rounds]) / 1e3, ways, verify)
 
 
 def measure(world: World, pairs: int, say: Callable[[str], None]) -> dict[str, Any]:
