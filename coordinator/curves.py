@@ -107,10 +107,21 @@ class ServiceCurves:
 
     def plain_us(self, sessions: int) -> float:
         """A plain round, while no draft works."""
-        link_us = self.target_link.at(sessions)
-        if self.schedule.groups > 1:  # then it is not observed; a way without waits is the least that it is
-            link_us = min(link_us, self.target_way.at(sessions))
+        link_us, way_us = self.target_link.at(sessions), self.target_way.at(sessions)
+        if not self.target_link.known:  # a draft has worked always
+            link_us = way_us
+        elif self.schedule.groups > 1:  # then it is not observed; a way without waits is the least that it is
+            link_us = min(link_us, way_us)
         return self.verify.at(sessions) + link_us
+
+    def plain_turn_us(self, sessions: int) -> float:
+        """A plain round under the present schedule. In a rotation a row that comes back misses the step that has just begun for
+        another group: it goes along once in a turn, as any."""
+        groups = self.schedule.groups
+        if groups == 1:
+            return self.plain_us(sessions)
+        verify_us = max(1.0, self.beside.at(sessions)) * self.verify.at(-(-sessions // groups))
+        return rotation_us(groups, 0.0, self.target_way.at(sessions), verify_us)
 
     def draft_us(self, sessions: int) -> float:
         """Draft compute per token with so many sessions at the draft."""
@@ -120,9 +131,11 @@ class ServiceCurves:
 
     def draft_seconds(self, num_tokens: int) -> float:
         """How long a block should take to come. Generous while nothing is known."""
-        if not self.draft_link.known:
+        groups = self.schedule.groups
+        link = self.draft_link if groups == 1 else self.draft_way
+        if not link.known:
             return 0.25 * (num_tokens + 1)
-        return (num_tokens * self.draft_us(self.sessions) + self.draft_link.at(self.sessions)) / 1e6
+        return (num_tokens * self.draft_us(-(-self.sessions // groups)) + link.at(self.sessions)) / 1e6
 
     def read_rounds(self, num_tokens: int, sessions: int) -> float:
         """What it costs that a draft reads so much text, in plain rounds: at worst all sessions stand still for it."""
@@ -172,10 +185,8 @@ class ServiceCurves:
         elif drafted:
             self.block_link.observe(sessions, link_us, self._block_link(sessions))
             self.crowding.observe(sessions, longer)
-        elif not beside or link_us < self.target_link.at(
-            sessions
-        ):  # one that drafts may be waited for, but shortens no way
-            self.target_link.observe(sessions, link_us)
+        elif not beside or link_us < self.target_link.at(sessions):
+            self.target_link.observe(sessions, link_us)  # one that drafts may be waited for, but shortens no way
         if new and (quiet or not self.verify.known):
             self.verify.observe(step.rows, us)
 

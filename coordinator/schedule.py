@@ -75,7 +75,7 @@ def ahead_us(
     guessed as well."""
     judged = verify_us + target_link_us
     late = max(0.0, (k + 1) * token_us + draft_link_us - judged)
-    begun = 0.5 * token_us if late > draft_link_us / 2 else 0.0  # the step it is in when it learns of a refusal
+    begun = 0.5 * token_us if late > draft_link_us else 0.0  # the step it is in when it learns of a refusal
     anew = k * token_us + draft_link_us
     return judged + whole * late + (whole - hit) * anew + (1.0 - whole) * (anew + begun)
 

@@ -200,7 +200,7 @@ class RequestWindow:
         """Tokens per microsecond of the best choice, and the choice. The last one wins over others that are hardly better."""
         curves, sessions, current = self._curves, room.sessions, self._current
         step_us = curves.verify.at
-        plain_rate = 1.0 / curves.plain_us(sessions)
+        plain_rate = 1.0 / curves.plain_turn_us(sessions)
         rate, plan = plain_rate * _CERTAINTY, PLAIN
         stay_rate, stay = rate, PLAIN
         for source, limit in self._sources(room):
@@ -283,7 +283,7 @@ class RequestWindow:
             return None
         tried: Plan | None = None
         cost = 0.0
-        if best is not PLAIN and since[Source.NONE] >= _PLAIN_EVERY:
+        if best is not PLAIN and since[Source.NONE] >= _PLAIN_EVERY and curves.schedule.groups == 1:
             tried = PLAIN
             plain_us = curves.plain_us(room.sessions)
             cost = max(0.0, (plain_us - 1.0 / self._rate) / plain_us)

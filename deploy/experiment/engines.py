@@ -1,8 +1,8 @@
 """The workers of a service on paper: what waits, what goes into a step, when a step ends. Shares are the product's own.
 
 Law. An engine takes one step at a time, of what waits when it begins; what comes meanwhile waits. A target's step serves one group,
-the one that has waited longest, and lingers as the product's does (target_service/batch.py, specwire/worker/desk.py). A draft grows
-each task by a token a step; tasks join and leave between steps (draft_service/engine.py).
+the one of which most wait, and lingers as the product's does (target_service/batch.py, specwire/worker/desk.py). A draft grows
+each task by a token a step, of one group perhaps (draft_service/turns.py); tasks join and leave between steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from deploy.experiment.clock import Clock, Devices, Jitter, Way
 from deploy.experiment.jobs import Frame, Job
 from deploy.experiment.world import Steps
+from draft_service.turns import Turns
 from specwire.law.tasks import SessionId, StepTiming
 from specwire.worker.shares import Claim, Share, share
 from specwire.worker.stepper import Due
@@ -233,9 +234,16 @@ class DraftEngine(Engine):
 
     drafts = True
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._turns = Turns()
+
     def _plan(self) -> tuple[list[Job], Sequence[Share]]:
-        claims = [Claim(key, job.bulk, self._wanted(job)) for key, job in enumerate(self.jobs)]
-        return self.jobs, share(claims, self._budget, self._most)
+        jobs = self.jobs
+        if alone := self._turns.whose([job.group for job in jobs]):
+            jobs = [job for job in jobs if job.group in (0, alone)]
+        claims = [Claim(key, job.bulk, self._wanted(job)) for key, job in enumerate(jobs)]
+        return jobs, share(claims, self._budget, self._most)
 
     def _wanted(self, job: Job) -> int:
         return 1 if job.final else 0
@@ -243,3 +251,7 @@ class DraftEngine(Engine):
     def _advanced(self, job: Job) -> bool:
         job.final -= self._wanted(job)
         return job.final == 0
+
+    def _after(self, answered: list[Job], seconds: float, timing: StepTiming) -> None:
+        if timing.rows and not timing.prefill_rows:
+            self._turns.observe(timing.rows, seconds)

@@ -42,8 +42,10 @@ class Results:
     step_sessions: float
     asked_ahead: int
     """Blocks beyond which the draft went on."""
+    stood: int
+    """Of these, blocks all of which stood, ..."""
     hits: int
-    """Of these, guesses that were right."""
+    """... and whose bonus was guessed right."""
     schedules: dict[str, int]
     """Rounds by the schedule in force."""
 
@@ -69,7 +71,7 @@ class Meter:
         """All rounds, measured or not."""
         self._began = 0.0
         self._tokens = self._rounds = self._blocks = self._drafted = self._accepted = 0
-        self._asked = self._hits = 0
+        self._asked = self._stood = self._hits = 0
         self._answers: dict[int, _Answer] = {}
         self._busy = {False: 0.0, True: 0.0}
         self._steps = self._rows = self._sessions = 0
@@ -103,9 +105,10 @@ class Meter:
             answer.tokens += committed
             answer.rounds += 1
 
-    def ahead(self, hit: bool) -> None:
-        """It is known whether a guess was right."""
+    def ahead(self, stood: bool, hit: bool) -> None:
+        """It is known whether a block stood, and what followed it was guessed right."""
         self._asked += self.on
+        self._stood += self.on and stood
         self._hits += self.on and hit
 
     def began(self, engine: Engine, group: int, now: float) -> None:
@@ -157,6 +160,7 @@ class Meter:
             step_rows=self._rows / max(1, self._steps),
             step_sessions=self._sessions / max(1, self._steps),
             asked_ahead=self._asked,
+            stood=self._stood,
             hits=self._hits,
             schedules=dict(sorted(self._schedules.items())),
         )

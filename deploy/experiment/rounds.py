@@ -58,6 +58,7 @@ class Session:
     """Tokens of the block that is being judged."""
     begun_us: float = 0.0
     draft_way: Passage | None = None
+    """By which the round's block came; of a guess that was wrong, and of the block that was asked for then, both."""
     asked: Job | None = None
     """The draft's task in flight."""
     ahead: Job | None = None
@@ -82,9 +83,8 @@ class Rounds:
         meter: Meter,
         put: Callable[[Engine, Job], None],
         finish: Callable[[Session], None],
-        running: Callable[[], int],
     ) -> None:
-        """`put`: a task leaves with this turn's frame. `finish`: the answer is complete. `running`: sessions at work."""
+        """`put`: a task leaves with this turn's frame. `finish`: the answer is complete."""
         self.curves = ServiceCurves()
         self.scheduler = Scheduler(world.schedule, world.groups)
         self.drafting = DraftWork()
@@ -92,7 +92,7 @@ class Rounds:
         self.longest = world.longest if world.k is None else world.k
         self._stands = [world.stands(position) for position in range(self.longest + 1)]
         self._clock, self._meter = clock, meter
-        self._put, self._finish, self._running = put, finish, running
+        self._put, self._finish = put, finish
         if world.profiled:
             target, draft = world.profiles()
             self.curves.target_profile(target)
@@ -110,7 +110,7 @@ class Rounds:
             self.awaited.begins(session.id.counter, session.target.name, session.group, due_ns)
             session.waits = True
             if session.ahead is None:
-                self._ask(session, session.behind - 1, plan.num_tokens)
+                self._ask(session, session.behind - 1, plan.num_tokens, session.group)
             elif session.ahead_tokens is not None:
                 self._take_ahead(session, session.ahead_tokens)
         else:
@@ -126,17 +126,17 @@ class Rounds:
         longest = min(self.longest, session.wanted - 1)
         if longest <= 0:
             return PLAIN, 0
-        running, behind, idle = self._running(), session.behind, session.asked is None
-        self.curves.schedule = self.scheduler.round(self.curves, running, longest)
+        sessions, behind, idle = len(session.target.bound), session.behind, session.asked is None
+        self.curves.schedule = self.scheduler.round(self.curves, sessions, self.longest)
         ready = session.ahead is not None or (idle and behind <= WARM_TOKENS)
-        plan = session.window.plan(Room(longest, longest if ready else 0, None, running))
+        plan = session.window.plan(Room(longest, longest if ready else 0, None, sessions))
         far = session.ahead is None and idle and behind > WARM_TOKENS
-        reads = far and session.window.worth_reading(Room(longest, longest, None, running), behind)
+        reads = far and session.window.worth_reading(Room(longest, longest, None, sessions), behind)
         return plan, behind if reads else 0
 
-    def _ask(self, session: Session, reads: int, num_tokens: int) -> Job:
+    def _ask(self, session: Session, reads: int, num_tokens: int, group: int = 0) -> Job:
         """Asks the draft to read, and to propose."""
-        job = session.asked = Job(session.id, session, reads, num_tokens)
+        job = session.asked = Job(session.id, session, reads, num_tokens, group)
         self.drafting.begins(session.id.counter, job, self._clock.now)
         self._put(session.draft, job)
         return job
@@ -173,7 +173,7 @@ class Rounds:
 
     def _decide_ahead(self, session: Session, right: bool) -> None:
         """It is known what the guess is worth."""
-        self._meter.ahead(right)
+        self._meter.ahead(session.judged, right)
         self.curves.observe_guess(session.guessed, right)
         if not right:
             self._drop_ahead(session)
@@ -194,7 +194,8 @@ class Rounds:
             if session.judged:
                 self._ahead_came(session, session.ahead_tokens, way)
         elif awaited:
-            session.draft_way, session.block = way, job.wants
+            session.draft_way = way if session.draft_way is None else session.draft_way + way
+            session.block = job.wants
             self._verify(session)
         else:
             session.behind -= job.reads
@@ -210,7 +211,7 @@ class Rounds:
         if session.right:
             self._take_ahead(session, tokens)
         else:
-            self._ask(session, session.behind - 1, session.length)
+            self._ask(session, session.behind - 1, session.length, session.group)
 
     def target_answered(self, session: Session, job: Job, way: Passage, step: StepTiming, received_us: float) -> None:
         """A verdict."""
@@ -226,7 +227,7 @@ class Rounds:
                 self._decide_ahead(session, session.right)
         source = Source.DRAFT_MODEL if drafted else Source.NONE
         beside = self.drafting.within(job.written_us, received_us)
-        self.curves.observe_verify(source, step, way, beside=beside)
+        self.curves.observe_verify(source, step, way, beside=beside, target=session.target.name)
         session.window.observe(source, drafted, accepted, session.draft_way, way, first=step.prefill_rows > 0)
         session.committed += accepted + 1
         session.wanted -= accepted + 1

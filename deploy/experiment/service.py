@@ -29,7 +29,7 @@ class Service:
         """At work now."""
         self.answers: list[int] = []
         """Tokens of every answer that is complete."""
-        self.rounds = Rounds(world, self.clock, self.meter, self._put, self._finish, lambda: len(self.sessions))
+        self.rounds = Rounds(world, self.clock, self.meter, self._put, self._finish)
         jitter, devices = Jitter(world.jitter, seed), Devices(self.clock, world.stretch)
         common = (self.clock, devices, jitter)
         sizes = (world.token_budget, world.step_sessions)
@@ -135,7 +135,7 @@ class Service:
         frames, self._frames = self._frames, {}
         for engine, frame in frames.items():
             if isinstance(engine, TargetEngine) and (frame.jobs or engine is announce):
-                frame.due = self._due(engine, frame.jobs[0].group if frame.jobs else None)
+                frame.due = self._due(engine, next((job.group for job in frame.jobs if job.group), None))
             if frame.jobs or frame.closes or frame.due[0]:
                 for job in frame.jobs:
                     job.written_us = self.clock.now

@@ -135,6 +135,26 @@ def test_a_round_of_several_chunks_tells_all_of_them() -> None:
     assert clock.rounds[0].coordinator_us == 6
 
 
+def test_a_block_that_was_asked_for_twice_tells_both() -> None:
+    """A draft that ran ahead in vain is asked anew, and the round waited for both."""
+    clock = a_clock()
+    clock.begin_round(0)
+    for _ in range(2):
+        clock.draft_passage(DRAFT_WAY)
+    seen = clock.round.draft
+    clock.target_passage(TARGET_WAY)
+    clock.end_round(0, 0, 1, 300 * MS, 1, 1)
+
+    assert DRAFT_WAY + DRAFT_WAY == seen
+    assert (8_000, 40, 2 * 50_300) == (
+        clock.rounds[0].draft_compute_us,
+        clock.rounds[0].draft_transfer_us,
+        clock.rounds[0].draft_other_us,
+    )
+    clock.begin_round(1)
+    assert clock.round.draft is None
+
+
 def test_a_plain_round_has_no_draft_time_but_what_was_wasted() -> None:
     """Waiting for a block that never came is told as the draft's other time."""
     clock = a_clock()

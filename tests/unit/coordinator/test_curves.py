@@ -75,16 +75,21 @@ def test_a_rotation_takes_what_the_formula_says(groups: int, sessions: int, size
     draft_us = stretch * k * token_us(size)
     expected = rotation_us(groups, draft_us, DRAFT_WAY + TARGET_WAY, stretch * verify_us(size * (k + 1)))
 
-    assert pytest.approx(expected) == curves.schedule_us(Schedule(groups), sessions, k, 0.3)
+    assert pytest.approx(expected) == curves.schedule_us(Schedule(groups), sessions, k, 0.5, 0.3)
 
 
 @pytest.mark.parametrize("beside", [0.9, 1.0, 1.5])
 @pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize(("sessions", "guessed"), [(1, 0.0), (1, 0.4), (1, 1.0), (3, 0.4)])
-def test_running_ahead_takes_what_the_formula_says(sessions: int, guessed: float, k: int, beside: float) -> None:
+@pytest.mark.parametrize(
+    ("sessions", "whole", "guessed"), [(1, 0.0, 0.0), (1, 0.7, 0.4), (1, 1.0, 0.4), (1, 1.0, 1.0), (3, 0.7, 0.4)]
+)
+def test_running_ahead_takes_what_the_formula_says(
+    sessions: int, whole: float, guessed: float, k: int, beside: float
+) -> None:
     """With the acceptance's own chance of a right guess, while none was seen."""
     curves, stretch = learnt(sessions, beside), max(1.0, beside)
     expected = ahead_us(
+        whole,
         guessed,
         k,
         stretch * token_us(sessions),
@@ -93,7 +98,7 @@ def test_running_ahead_takes_what_the_formula_says(sessions: int, guessed: float
         TARGET_WAY,
     )
 
-    assert pytest.approx(expected) == curves.schedule_us(RUN_AHEAD, sessions, k, guessed)
+    assert pytest.approx(expected) == curves.schedule_us(RUN_AHEAD, sessions, k, whole, guessed)
 
 
 @pytest.mark.parametrize("sessions", [1, 4])
@@ -104,7 +109,7 @@ def test_in_step_it_takes_a_round(sessions: int, k: int) -> None:
     expected = k * token_us(sessions) + DRAFT_LINK + TARGET_LINK + verify_us(sessions * (k + 1))
 
     assert pytest.approx(expected) == curves.round_us(DRAFT, k, sessions)
-    assert curves.round_us(DRAFT, k, sessions) == curves.schedule_us(SYNCHRONOUS, sessions, k, 0.5)
+    assert curves.round_us(DRAFT, k, sessions) == curves.schedule_us(SYNCHRONOUS, sessions, k, 0.7, 0.5)
 
 
 def test_the_best_rate_is_that_of_the_best_length() -> None:
@@ -113,7 +118,10 @@ def test_the_best_rate_is_that_of_the_best_length() -> None:
     chances = [0.8, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
     stands = [prod(chances[:k]) for k in range(8)]
     for schedule in (SYNCHRONOUS, RUN_AHEAD, Schedule(2), Schedule(3)):
-        rates = {k: sum(stands[: k + 1]) / curves.schedule_us(schedule, 4, k, stands[k + 1]) for k in (1, 2, 3, 4, 6)}
+        rates = {
+            k: sum(stands[: k + 1]) / curves.schedule_us(schedule, 4, k, stands[k], stands[k + 1])
+            for k in (1, 2, 3, 4, 6)
+        }
         plain = [1 / (verify_us(4) + TARGET_LINK)] if schedule == SYNCHRONOUS else []
         for longest in (1, 3, 6):
             expected = max(*plain, *(rates[k] for k in rates if k <= longest), 0.0)
@@ -133,7 +141,7 @@ def test_plain_decoding_is_a_way_to_be_in_step() -> None:
 def test_before_anything_is_judged_a_rate_is_that_of_the_prior() -> None:
     """For every token."""
     curves = learnt(curve=())
-    expected = (1 + PRIOR) / curves.schedule_us(RUN_AHEAD, 1, 1, PRIOR**2)
+    expected = (1 + PRIOR) / curves.schedule_us(RUN_AHEAD, 1, 1, PRIOR, PRIOR**2)
 
     assert pytest.approx(expected) == curves.best_rate(RUN_AHEAD, 1, 1)
 
@@ -147,7 +155,7 @@ def test_rounds_are_timed_by_the_schedule_in_force(schedule: Schedule) -> None:
 
     assert (None, None) == (curves.timer(NGRAM, 4), curves.timer(NONE, 4))
     assert (timer is None) is (schedule == SYNCHRONOUS)
-    assert timer is None or timer(3, 0.4) == curves.schedule_us(schedule, 4, 3, 0.4)
+    assert timer is None or timer(3, 0.6, 0.4) == curves.schedule_us(schedule, 4, 3, 0.6, 0.4)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +224,70 @@ def test_a_rotation_teaches_nothing_of_links() -> None:
     assert curves.target_way.at(4) == pytest.approx(160, rel=0.05)
 
 
+@pytest.mark.parametrize("beside", [1.0, 2.0])
+def test_who_decodes_plainly_may_have_been_waited_with(beside: float) -> None:
+    """A target lingers for those that draft. That is no way of a plain round, whether or not steps take longer beside a draft."""
+    curves = learnt(sessions=4, beside=beside)
+    before = curves.plain_us(4)
+    for step in range(2, 60):
+        timing = StepTiming(compute_us=round(verify_us(4)), rows=4, sessions=4, step=step)
+        curves.observe_verify(NONE, timing, Passage(20, 30, 8_000, round(verify_us(4)), 10), beside=True)
+
+    assert pytest.approx(before) == curves.plain_us(4)
+
+
+@pytest.mark.parametrize(("beside", "queue_us"), [(True, 0), (False, 0), (False, 8_000)])
+def test_a_way_that_changed_is_seen(beside: bool, queue_us: int) -> None:
+    """While no draft works; a shorter one also beside one, since that makes none shorter."""
+    curves = learnt(sessions=4)
+    for step in range(2, 200):
+        timing = StepTiming(compute_us=round(verify_us(4)), rows=4, sessions=4, step=step)
+        curves.observe_verify(NONE, timing, Passage(5, 5, queue_us, round(verify_us(4)), 0), beside=beside)
+
+    assert curves.target_link.at(4) == pytest.approx(10 + queue_us, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("queue_us", "expected"),
+    [(5_000, TARGET_WAY), (0, TARGET_LINK)],
+    ids=["waits that are over", "a way that became longer"],
+)
+def test_in_a_rotation_plain_decoding_has_no_longer_way_than_is_seen(queue_us: int, expected: int) -> None:
+    """What a plain round takes is not observed there; what was observed before may be long ago."""
+    curves = learnt(sessions=4)
+    if queue_us:
+        for step in range(2, 60):
+            timing = StepTiming(compute_us=round(verify_us(4)), rows=4, sessions=4, step=step)
+            curves.observe_verify(NONE, timing, Passage(20, 30, queue_us, round(verify_us(4)), 10))
+    synchronous = curves.plain_us(4)
+    curves.schedule = Schedule(2)
+    for step in range(60, 200):
+        timing = StepTiming(compute_us=1_500, rows=6, sessions=2, step=step)
+        way_us = 0 if queue_us else 500
+        curves.observe_verify(DRAFT, timing, Passage(20, 30 + way_us, 4_000, 1_500, 10), beside=True)
+    in_turns = curves.plain_us(4)
+
+    assert (True, verify_us(4) + expected) == (in_turns <= synchronous, pytest.approx(in_turns, abs=1))
+
+
+def test_a_step_is_one_of_its_target() -> None:
+    """Steps of two targets with the same number are two; each counts once, however many verdicts come of it."""
+    one, two = learnt(), learnt()
+    before = one.verify.at(1)
+    for target in ("target-0", "target-1", "target-1"):
+        timing = StepTiming(compute_us=4_000, rows=1, sessions=2, step=2)
+        two.observe_verify(NONE, timing, to_target(4_000), target=target)
+        one.observe_verify(NONE, timing, to_target(4_000), target="target-0")
+
+    assert before < one.verify.at(1) < two.verify.at(1)
+    again = learnt()
+    for target in ("target-0", "target-1"):
+        again.observe_verify(
+            NONE, StepTiming(compute_us=4_000, rows=1, sessions=2, step=2), to_target(4_000), target=target
+        )
+    assert again.verify.at(1) == two.verify.at(1)
+
+
 def test_a_rotation_that_comes_first_leaves_links_unknown() -> None:
     """As if no draft had been asked."""
     curves = ServiceCurves()
@@ -248,9 +320,10 @@ def test_steps_of_a_rotation_are_learnt_as_any() -> None:
 
 
 def hit_rate(curves: ServiceCurves) -> float:
-    """What is thought of a guess whose chance by acceptance is 0.4, read off the time of a round: it falls evenly with it."""
-    never, always = (ahead_us(hit, 2, token_us(1), DRAFT_WAY, verify_us(3), TARGET_WAY) for hit in (0.0, 1.0))
-    return (never - curves.schedule_us(RUN_AHEAD, 1, 2, 0.4)) / (never - always)
+    """What is thought of a guess whose chance by acceptance is 0.4, after a block that stands: read off the time of a round, which
+    falls evenly with it."""
+    never, always = (ahead_us(1.0, hit, 2, token_us(1), DRAFT_WAY, verify_us(3), TARGET_WAY) for hit in (0.0, 1.0))
+    return (never - curves.schedule_us(RUN_AHEAD, 1, 2, 1.0, 0.4)) / (never - always)
 
 
 @pytest.mark.parametrize(
@@ -287,21 +360,22 @@ def test_every_guess_moves_it_a_little() -> None:
     assert [True] * 200 == [later > former for former, later in itertools.pairwise(rates[20:])]
 
 
-def test_no_guess_is_more_than_certain() -> None:
+@pytest.mark.parametrize("whole", [0.95, 1.0])
+def test_no_guess_is_surer_than_the_block_before_it(whole: float) -> None:
     """Of guesses that do better than acceptance says."""
     curves = learnt()
     for _ in range(100):
         curves.observe_guess(0.4, True)
-    always = ahead_us(1.0, 2, token_us(1), DRAFT_WAY, verify_us(3), TARGET_WAY)
+    always = ahead_us(whole, whole, 2, token_us(1), DRAFT_WAY, verify_us(3), TARGET_WAY)
 
-    assert pytest.approx(always) == curves.schedule_us(RUN_AHEAD, 1, 2, 0.9)
+    assert pytest.approx(always) == curves.schedule_us(RUN_AHEAD, 1, 2, whole, 0.9)
 
 
 def test_guesses_say_nothing_of_other_schedules() -> None:
     """Nor of acceptance."""
     curves = learnt(sessions=4)
     schedules = (SYNCHRONOUS, Schedule(2))
-    before = [curves.schedule_us(each, 4, 2, 0.4) for each in schedules], curves.recent_acceptance()
+    before = [curves.schedule_us(each, 4, 2, 0.6, 0.4) for each in schedules], curves.recent_acceptance()
     curves.observe_guess(0.4, True)
 
-    assert before == ([curves.schedule_us(each, 4, 2, 0.4) for each in schedules], curves.recent_acceptance())
+    assert before == ([curves.schedule_us(each, 4, 2, 0.6, 0.4) for each in schedules], curves.recent_acceptance())

@@ -72,8 +72,8 @@ def decided(scheduler: Scheduler, curves: ServiceCurves, sessions: int = 1, long
     [
         (2, 10, 20, 100, 200),  # the target never waits
         (3, 10, 20, 100, 300),
-        (2, 100, 10, 20, 400),  # the draft: m * m*k*d
-        (3, 100, 10, 20, 900),
+        (2, 100, 10, 20, 200),  # nor the draft
+        (3, 100, 10, 20, 300),
         (2, 10, 500, 20, 530),  # the way
         (3, 10, 500, 20, 530),
     ],
@@ -81,7 +81,7 @@ def decided(scheduler: Scheduler, curves: ServiceCurves, sessions: int = 1, long
 def test_a_rotation_is_as_fast_as_its_bottleneck(
     groups: int, draft_us: float, links_us: float, verify_us: float, expected: float
 ) -> None:
-    """m * max(v, m*k*d, (k*d + r_d + r_t + v) / m), as the design has it."""
+    """max(m*v, m*k*d, k*d + r_d + r_t + v), as the design has it."""
 
     assert expected == rotation_us(groups, draft_us, links_us, verify_us)
 
@@ -117,37 +117,44 @@ def simulated(groups: int, draft_us: float, links_us: float, verify_us: float) -
     ],
 )
 def test_turns_of_two_devices_take_what_the_formula_says(
-    groups: int, draft_us: float, links_us: float, verify_us: float, request: pytest.FixtureRequest
+    groups: int, draft_us: float, links_us: float, verify_us: float
 ) -> None:
     """A draft and a target with a queue each, turn after turn."""
-    if groups > 1 and draft_us == 100:
-        reason = "m*m*k*d is m times what a draft needs that drafts for m groups in turn: m*k*d from turn to turn"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
 
     assert simulated(groups, draft_us, links_us, verify_us) == rotation_us(groups, draft_us, links_us, verify_us)
 
 
 @pytest.mark.parametrize(
-    ("hit", "token_us", "expected"),
+    ("whole", "hit", "token_us", "expected"),
     [
-        (1.0, 10, 120),  # the next block is there before the verdict
-        (0.0, 10, 145),  # and was in vain: another one, from the verdict on
-        (0.5, 10, 132.5),
-        (1.0, 100, 305),  # the verdict waits for guess and block
-        (0.0, 100, 375),  # the step it is in, half of it on average, then another block
-        (0.25, 100, 357.5),
+        (1.0, 1.0, 10, 120),  # the next block is there before the verdict
+        (0.0, 0.0, 10, 145),  # and was in vain: another one, from the verdict on
+        (1.0, 0.0, 10, 145),
+        (0.75, 0.5, 10, 132.5),
+        (1.0, 1.0, 100, 305),  # the verdict waits for guess and block
+        (1.0, 0.0, 100, 510),  # which tell that it was wrong: then another block
+        (0.0, 0.0, 100, 375),  # a refusal does not: half a step that the draft is in, then another block
+        (0.5, 0.25, 100, 391.25),
     ],
 )
-def test_what_running_ahead_takes(hit: float, token_us: float, expected: float) -> None:
+def test_what_running_ahead_takes(whole: float, hit: float, token_us: float, expected: float) -> None:
     """Blocks of two; a verdict takes 100 + 20, a block's way 5."""
 
-    assert expected == ahead_us(hit, 2, token_us, 5, 100, 20)
+    assert expected == ahead_us(whole, hit, 2, token_us, 5, 100, 20)
 
 
 def test_a_draft_just_as_fast_as_the_target_costs_nothing() -> None:
     """Three tokens in the time of a verdict."""
 
-    assert [120, 120 + 0.5 * 80] == [ahead_us(hit, 2, 40, 0, 100, 20) for hit in (1.0, 0.5)]
+    assert [120, 120 + 0.5 * 80] == [ahead_us(hit, hit, 2, 40, 0, 100, 20) for hit in (1.0, 0.5)]
+
+
+@pytest.mark.parametrize(("token_us", "draft_link_us"), [(40, 5), (39, 10)])
+def test_a_draft_that_is_done_when_it_hears_of_a_refusal_begins_at_once(token_us: float, draft_link_us: float) -> None:
+    """It was asked when the target was, and hears half a way after the verdict as it was asked half a way after the question: three
+    tokens are made in the 120 that a verdict takes, though what it made may be on its way still."""
+
+    assert 120 + 2 * token_us + draft_link_us == ahead_us(0.0, 0.0, 2, token_us, draft_link_us, 100, 20)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +365,7 @@ def test_what_is_in_force_stays_while_nothing_is_clearly_better(
     assert expected == decided(scheduler, curves)
 
 
-@pytest.mark.parametrize("sessions", [1, 4])
+@pytest.mark.parametrize("sessions", [1, 2])
 def test_a_decision_stands_for_sixteen_rounds_of_each_session(sessions: int) -> None:
     """Changing costs a round or two."""
     scheduler, curves = Scheduler(), service(beside=1.3)
@@ -410,14 +417,14 @@ def test_nothing_runs_ahead_on_cores_that_both_share() -> None:
 
 
 def test_after_many_rounds_running_ahead_is_tried_again() -> None:
-    """What works beside what may have changed. It ends with the next decision at the latest, and the next one is as far away."""
+    """What works beside what may have changed. It takes eight rounds, and the next one is as far away."""
     scheduler = Scheduler()
     seen = rounds(scheduler, service(beside=2.0), 600)
     changes = [n for n in range(1, len(seen)) if seen[n - 1] != seen[n]]
     begin, end, again = changes[:3]
 
     assert ("synchronous", 256, "run-ahead") == (seen[0], begin, seen[begin])
-    assert 8 <= end - begin <= 16
+    assert 8 == end - begin
     assert 256 <= again - end < 256 + 16
 
 
@@ -430,13 +437,13 @@ def test_a_trial_that_pays_stays() -> None:
     assert ["run-ahead"] * 300 == rounds(scheduler, curves, 300)
 
 
-def test_no_trial_where_sessions_share_the_draft() -> None:
-    """A draft that runs ahead for one is missing to the others."""
+def test_no_trial_where_many_share_the_draft() -> None:
+    """A draft that runs ahead for one is missing to the others. Two may still fall into step with it."""
+    two, three = (rounds(Scheduler(), service(beside=2.0, sessions=n), 1200, sessions=n) for n in (2, 3))
 
-    assert ["synchronous"] * 1200 == rounds(Scheduler(), service(beside=2.0, sessions=2), 1200, sessions=2)
+    assert [4 * 8, 0] == [seen.count("run-ahead") for seen in (two, three)]
 
 
-@pytest.mark.xfail(strict=True, reason="a trial of 8 rounds lasts 16: the next decision is only then")
 def test_a_trial_takes_eight_rounds() -> None:
     """`_AHEAD_TRIAL`."""
     scheduler, curves = Scheduler(), service(beside=2.0)
@@ -444,7 +451,6 @@ def test_a_trial_takes_eight_rounds() -> None:
     assert 8 == rounds(scheduler, curves, 257 + 32).count("run-ahead")
 
 
-@pytest.mark.xfail(strict=True, reason="after a trial it is running ahead that stands until something is 5 % better")
 def test_a_trial_that_is_hardly_worse_ends_too() -> None:
     """Two tokens in 1120 instead of 1100: what was there before was the choice, and is still."""
     scheduler, curves = Scheduler(), service(beside=1.12)
@@ -452,7 +458,6 @@ def test_a_trial_that_is_hardly_worse_ends_too() -> None:
     assert "synchronous" == rounds(scheduler, curves, 257 + 128)[-1]
 
 
-@pytest.mark.xfail(strict=True, reason="rounds until the next decision are counted for the sessions of the last one")
 def test_who_is_left_alone_need_not_wait_for_rounds_of_others() -> None:
     """64 sessions were in step; the one that is left would run ahead, and does after 16 rounds of its own."""
     profile = (1_000, 1_000, 1_000, 1_000, 1_000, 2_000, 4_000, 8_000)

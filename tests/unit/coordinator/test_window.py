@@ -171,6 +171,20 @@ def test_trials_keep_within_their_allowance(link_us: int) -> None:
     assert any(replay.lengths[1_000:])
 
 
+@pytest.mark.parametrize("sessions", [1, 4, 16])
+def test_sessions_earn_one_allowance_together(sessions: int) -> None:
+    """Each of them waits for a trial of one. So what a round earns is one part of as many, and trials are as rare."""
+    curves = taught(DRAFT, 4, 0)
+    curves.allowance = 0.0
+    window = curves.request(None, 8)
+    plain_us = round(curves.plain_us(sessions))
+    for _ in range(20):
+        window.plan(room(draft=0, sessions=sessions))
+        window.observe(NONE, 0, 0, None, way(plain_us, 0))
+
+    assert 20 * 0.01 / sessions == pytest.approx(curves.allowance, rel=1e-3)
+
+
 def test_drop_and_recovery_are_followed() -> None:
     """Acceptance 0.8, then nothing, then 0.8 again, within one request: off within 60 rounds, on again within 150."""
     now = [0.8]

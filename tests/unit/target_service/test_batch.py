@@ -16,7 +16,7 @@ from specwire.worker.jobs import Job
 from specwire.worker.session import Session
 from specwire.worker.shares import Claim
 from specwire.worker.stepper import Due
-from target_service.batch import claim_of, linger_until, plan
+from target_service.batch import claim_of, linger_until, plan, turn
 
 OPENING = Opening(Law.SHARED_NOISE, SamplingSpec(), 0, 0, 1)
 
@@ -167,9 +167,12 @@ def test_a_plan_is_a_wait_or_a_step() -> None:
 # ------------------------------------------------------------------ groups that take turns
 
 
-def of_groups(*groups: int) -> list[Job]:
-    """Blocks of sessions in these groups, the oldest first."""
-    return [job(10, 10, 10, 1, block=4, group=group) for group in groups]
+def of_groups(*groups: int, waited_s: float = 0.0) -> list[Job]:
+    """Blocks of sessions in these groups, the oldest first. `waited_s`: all have waited for so long."""
+    made = [job(10, 10, 10, 1, block=4, group=group) for group in groups]
+    for each in made:
+        each.mark_ns = round((1.0 - waited_s) * 1e9)
+    return made
 
 
 def group_of(made: Job) -> int:
@@ -187,23 +190,56 @@ def step_of(jobs: Sequence[Job], due: Sequence[Due] = (), max_sessions: int = 64
 @pytest.mark.parametrize(
     ("groups", "served"),
     [
-        ((1, 2, 1, 2), [0, 2]),
-        ((2, 1, 1), [0]),
+        ((1, 2, 1, 2), [0, 2]),  # of equals the one that has waited longest
+        ((2, 1, 1), [1, 2]),
+        ((2, 1, 3, 1), [1, 3]),
         ((3, 3, 3), [0, 1, 2]),
-        ((0, 1, 2, 0, 1), [0, 1, 3, 4]),  # who is in none goes with any, and has no turn
+        ((0, 1, 2, 0, 2), [0, 2, 3, 4]),  # who is in none goes with any, and has no turn
+        ((0, 0, 0, 2), [0, 1, 2, 3]),
         ((1, 0, 2, 0), [0, 1, 3]),
-        ((0, 0, 2), [0, 1, 2]),
         ((0, 0), [0, 1]),
         ((7,), [0]),
         ((), []),
     ],
     ids=str,
 )
-def test_a_step_serves_the_group_that_has_waited_longest(groups: tuple[int, ...], served: list[int]) -> None:
+def test_a_step_serves_the_group_of_which_most_wait(groups: tuple[int, ...], served: list[int]) -> None:
     """And those that are in none."""
     jobs = of_groups(*groups)
 
     assert (served, None) == step_of(jobs)
+
+
+@pytest.mark.parametrize(("waited_s", "served"), [(0.0, [1, 2]), (0.059, [1, 2]), (0.061, [0]), (5.0, [0])])
+def test_who_has_lost_its_group_waits_for_three_steps(waited_s: float, served: list[int]) -> None:
+    """A step takes 20 ms. Then it is its turn, whoever else waits."""
+
+    assert (served, None) == step_of(of_groups(2, 1, 1, waited_s=waited_s))
+
+
+@pytest.mark.parametrize(
+    ("groups", "waited_s", "step_s", "expected"),
+    [
+        ((), 9.0, 0.02, 0),
+        ((0, 0), 9.0, 0.02, 0),
+        ((0, 3), 0.0, 0.02, 3),
+        ((3, 1, 1), 0.0, 0.02, 1),
+        ((0, 3, 1, 1), 0.06, 0.02, 3),
+        ((3, 1, 1), 0.0, 0.0, 3),  # no step was measured yet
+    ],
+)
+def test_whose_turn_it_is(groups: tuple[int, ...], waited_s: float, step_s: float, expected: int) -> None:
+    """Of the tasks that wait, the oldest first."""
+
+    assert expected == turn(groups, waited_s, step_s)
+
+
+def test_only_the_oldest_that_is_in_a_group_loses_patience() -> None:
+    """One that is in none goes along with any."""
+    jobs = of_groups(0, 2, 1, 1)
+    jobs[0].mark_ns = 0
+
+    assert ([0, 2, 3], None) == step_of(jobs)
 
 
 def test_groups_come_one_after_the_other() -> None:
@@ -226,7 +262,8 @@ def test_groups_come_one_after_the_other() -> None:
         ((0, 2), [Due(6, 1.002, 1), Due(6, 1.004, 2)], 1.004),
         ((2, 1), [Due(6, 1.002, 1)], None),  # of the group that waits, but not in this turn
         ((2, 1), [Due(6, 1.002, 1), Due(6, 1.004, 2)], 1.004),
-        ((1, 2, 2, 2), [Due(1, 1.008, 1)], 1.008),  # one waits 8 ms, one saves 12; the others wait in any case
+        ((1, 2, 3), [Due(1, 1.008, 1)], 1.008),  # one waits 8 ms, one saves 12; the others wait in any case
+        ((1, 2, 2, 2), [Due(1, 1.008, 1)], None),  # it is their turn
         ((1, 1, 1, 1), [Due(1, 1.008, 1)], None),
         ((0,), [Due(6, 1.002, 0)], 1.002),
         ((0,), [Due(6, 1.002, 2)], 1.002),  # without a group at work all is as without groups
@@ -245,7 +282,7 @@ def test_only_those_of_the_turn_are_lingered_for(
 def test_those_of_another_turn_take_no_room(max_sessions: int, expected: float | None) -> None:
     """One of the group waits: there is room for one more, whoever stands behind."""
 
-    assert expected == step_of(of_groups(1, 2, 2), [Due(6, 1.002, 1)], max_sessions)[1]
+    assert expected == step_of(of_groups(1, 2, 3), [Due(6, 1.002, 1)], max_sessions)[1]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
