@@ -34,7 +34,7 @@ _BETTER = 1.05
 """A schedule stands until another promises so many times its rate: changing it costs a round or two."""
 _EVERY_ROUNDS = 16
 """Rounds of each session between two decisions."""
-_AHEAD_EVERY = 256
+_AHEAD_EVERY = 1024
 """Rounds of the service after which running ahead may be tried again though it looks worse: what works beside what changes."""
 _AHEAD_TRIAL = 8
 """Rounds of such a trial."""

@@ -419,19 +419,19 @@ def test_nothing_runs_ahead_on_cores_that_both_share() -> None:
 def test_after_many_rounds_running_ahead_is_tried_again() -> None:
     """What works beside what may have changed. It takes eight rounds, and the next one is as far away."""
     scheduler = Scheduler()
-    seen = rounds(scheduler, service(beside=2.0), 600)
+    seen = rounds(scheduler, service(beside=2.0), 2200)
     changes = [n for n in range(1, len(seen)) if seen[n - 1] != seen[n]]
     begin, end, again = changes[:3]
 
-    assert ("synchronous", 256, "run-ahead") == (seen[0], begin, seen[begin])
+    assert ("synchronous", 1024, "run-ahead") == (seen[0], begin, seen[begin])
     assert 8 == end - begin
-    assert 256 <= again - end < 256 + 16
+    assert 1024 <= again - end < 1024 + 16
 
 
 def test_a_trial_that_pays_stays() -> None:
     """The draft has got cores of its own, which only a trial can show."""
     scheduler, curves = Scheduler(), service(beside=2.0)
-    rounds(scheduler, curves, 257)
+    rounds(scheduler, curves, 1025)
     curves.beside = ByLoad(1.0, known=True)
 
     assert ["run-ahead"] * 300 == rounds(scheduler, curves, 300)
@@ -441,21 +441,21 @@ def test_no_trial_where_many_share_the_draft() -> None:
     """A draft that runs ahead for one is missing to the others. Two may still fall into step with it."""
     two, three = (rounds(Scheduler(), service(beside=2.0, sessions=n), 1200, sessions=n) for n in (2, 3))
 
-    assert [4 * 8, 0] == [seen.count("run-ahead") for seen in (two, three)]
+    assert [8, 0] == [seen.count("run-ahead") for seen in (two, three)]
 
 
 def test_a_trial_takes_eight_rounds() -> None:
     """`_AHEAD_TRIAL`."""
     scheduler, curves = Scheduler(), service(beside=2.0)
 
-    assert 8 == rounds(scheduler, curves, 257 + 32).count("run-ahead")
+    assert 8 == rounds(scheduler, curves, 1025 + 32).count("run-ahead")
 
 
 def test_a_trial_that_is_hardly_worse_ends_too() -> None:
     """Two tokens in 1120 instead of 1100: what was there before was the choice, and is still."""
     scheduler, curves = Scheduler(), service(beside=1.12)
 
-    assert "synchronous" == rounds(scheduler, curves, 257 + 128)[-1]
+    assert "synchronous" == rounds(scheduler, curves, 1025 + 128)[-1]
 
 
 def test_who_is_left_alone_need_not_wait_for_rounds_of_others() -> None:
