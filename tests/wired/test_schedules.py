@@ -19,6 +19,12 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "rotation of 3": {"schedule": "rotation", "rotation_groups": 3},
     "run-ahead": {"schedule": "run_ahead"},
 }
+IN_TROUBLE = [
+    "rotation of 2",
+    "run-ahead",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("synchronous", "rotation of 3")),
+]
+"""In step the same is tested elsewhere, and three groups are as two."""
 PROMPT = (1, 2, 3, 4)
 TOKENS = 40
 SAMPLING = {"temperature": 0.9, "top_p": 0.95}
@@ -44,7 +50,9 @@ def expected_all(table: TableConfig = TARGET, count: int = 8) -> list[tuple[int,
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("draft", ["good", "middling", "stubborn"])
+@pytest.mark.parametrize(
+    "draft", ["middling", *(pytest.param(d, marks=pytest.mark.slow) for d in ("good", "stubborn"))]
+)
 @on_the_loop
 async def test_a_schedule_never_changes_the_answer(schedule: str, draft: str) -> None:
     """Good, middling and stubborn drafts; blocks of every length together, plain decoding among them; one request and many.
@@ -89,7 +97,7 @@ async def test_nothing_runs_ahead_under_rejection() -> None:
         assert (await stack.stats()).draft_guesses["hit"] > 0
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", IN_TROUBLE)
 @pytest.mark.parametrize("role", ["draft", "target"])
 @on_the_loop
 async def test_bad_wire_under_every_schedule(schedule: str, role: str) -> None:
@@ -104,7 +112,7 @@ async def test_bad_wire_under_every_schedule(schedule: str, role: str) -> None:
         assert (await stack.stats()).speculation.accepted_by_model > 0
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", IN_TROUBLE)
 @on_the_loop
 async def test_lost_frames_of_a_draft_under_every_schedule(schedule: str) -> None:
     """What was asked for ahead and never comes is given up like any block."""
@@ -116,7 +124,7 @@ async def test_lost_frames_of_a_draft_under_every_schedule(schedule: str) -> Non
         assert expected_all() == [answer.ids for answer in answers]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", IN_TROUBLE)
 @pytest.mark.parametrize("role", ["draft", "target"])
 @on_the_loop
 async def test_a_worker_dies_under_every_schedule(schedule: str, role: str) -> None:
