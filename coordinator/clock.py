@@ -22,6 +22,8 @@ class RoundNotes:
     """What one round is made of, until its verdict is applied. Microseconds."""
 
     begun_ns: int = 0
+    waits_ns: int = 0
+    """When the coordinator had done what there was to do at its begin."""
     draft_ready_ns: int = 0
     """When its first task for a block was ready to be sent; 0: no block was asked for."""
     target_ready_ns: int = 0

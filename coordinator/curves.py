@@ -155,6 +155,8 @@ class ServiceCurves:
             self.draft_link.observe(self.sessions, way.total_us - way.compute_us)
         if drafted > 0:
             share = self.draft_steps.at(-(-self.sessions // groups)) / self.draft_steps.at(1)
+            if self.schedule.ahead:  # it worked beside a step
+                share *= max(1.0, self.beside.at(self.sessions))
             self.draft_token.observe(way.compute_us / drafted / share)
 
     def idle(self, source: Source, rounds: float) -> None:
@@ -184,7 +186,8 @@ class ServiceCurves:
             pass  # the waits are those of turns, which the schedule's formula has in it
         elif drafted:
             self.block_link.observe(sessions, link_us, self._block_link(sessions))
-            self.crowding.observe(sessions, longer)
+            if not self.schedule.ahead:  # the draft beside it is its own, and would not be there in step
+                self.crowding.observe(sessions, longer)
         elif not beside or link_us < self.target_link.at(sessions):
             self.target_link.observe(sessions, link_us)  # one that drafts may be waited for, but shortens no way
         if new and (quiet or not self.verify.known):

@@ -26,6 +26,7 @@ from coordinator.lookup import NgramLookup
 from coordinator.observe import NO_CALL, Call, Observer
 from coordinator.roster import Roster
 from coordinator.rounds import Rounds
+from coordinator.schedule import SYNCHRONOUS
 from coordinator.session import RequestSpec, Session
 from coordinator.stops import Ending, FinishReason
 from coordinator.text import Tokenizer
@@ -100,6 +101,12 @@ class Driver:
         longest = settings.max_num_speculative_tokens if self.fleet.pick("draft") is not None else 0
         targets = max(1, sum(worker.standing is Standing.READY for worker in self.fleet.of("target")))
         return self.curves.present_length(-(-len(self.admission.running) // targets), longest)
+
+    def schedule(self) -> str:
+        """How sessions share draft and target now, at the target that has most of them."""
+        targets = self.fleet.of("target")
+        busiest = max(targets, key=lambda worker: len(worker.sessions), default=None)
+        return str(self.rounds.schedulers[busiest.name].chosen) if busiest is not None else str(SYNCHRONOUS)
 
     def step_us(self, role: str) -> int:
         """Compute of one step for one session; 0: not measured."""
@@ -355,7 +362,8 @@ class Driver:
         self.rounds.cancel_timer(session)
         self.rounds.drafting.ends(session.counter)
         self.rounds.awaited.ends(session.counter)
-        self.rounds.scheduler.leave(session.counter)
+        if session.target_name:
+            self.rounds.schedulers[session.target_name].leave(session.counter)
         if session.ledger is not None:
             for command in session.ledger.finish():
                 if isinstance(command, End):

@@ -320,6 +320,8 @@ class Ledger:
     def draft_down(self) -> list[Command]:
         """The draft's stream broke."""
         self.ahead = None
+        if self.draft.in_flight is not None:  # it will not be asked for again, and must not keep another draft away
+            self.draft.abandoned()
         self.draft.stream_lost()
         return self._without_block("draft_lost")
 
@@ -378,11 +380,12 @@ class Ledger:
     def _draft_refused(self, refusal: Refusal, awaited: bool) -> list[Command]:
         """It forgot the text: it is told again, within the round where that is quick. Or it cannot: the round goes on."""
         cause = f"draft_{refusal.reason.value}"
+        beside = self.ahead is not None and not awaited  # the round has its block, and goes on with it
         self.ahead = None
         self.draft.refused(refusal, self.prefix)
         self._cut()
         if refusal.reason not in (Reason.LENGTH, Reason.HASH):
-            return [Fallback(cause), *(self._verify() if awaited else [])]
+            return [] if beside else [Fallback(cause), *(self._verify() if awaited else [])]
         replayed = Replayed(Role.DRAFT, cause)
         if not awaited:
             return [replayed]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -38,7 +39,7 @@ from coordinator.mirror import State
 from coordinator.observe import Observer
 from coordinator.overlap import DraftWork
 from coordinator.roster import Roster
-from coordinator.schedule import Scheduler
+from coordinator.schedule import SYNCHRONOUS, Scheduler
 from coordinator.session import Session
 from coordinator.stops import Ending, FinishReason
 from coordinator.window import Plan, Room, ServiceCurves
@@ -80,7 +81,11 @@ class Rounds:
         ends: Ends,
     ) -> None:
         self.curves = ServiceCurves()
-        self.scheduler = Scheduler(config.speculation.schedule, config.speculation.rotation_groups)
+        speculation = config.speculation
+        self.schedulers = defaultdict[str, Scheduler](
+            lambda: Scheduler(speculation.schedule, speculation.rotation_groups)
+        )
+        """By target: those that share its steps take turns."""
         self.drafting = DraftWork()
         self.awaited = Awaited()
         self.woken: list[Session] = []
@@ -105,8 +110,11 @@ class Rounds:
         plan, guess, warm = self._plan(session, ledger, ending)
         notes = session.clock.round
         now = time.monotonic()
-        # who decodes plainly waits for no turn: its row goes along with any group's
-        group = self.scheduler.group(session.counter) if plan.source is Source.DRAFT_MODEL else 0
+        scheduler, group = self.schedulers[session.target_name], 0
+        if plan.source is Source.DRAFT_MODEL:
+            group = scheduler.group(session.counter)
+        else:  # who decodes plainly waits for no turn: its row goes along with any group's
+            scheduler.leave(session.counter)
         envelope = Envelope(session.time_left_ms(now), *self._observer.round_begun(session), group)
         notes.source = plan.source.value
         session.length = plan.num_tokens
@@ -121,7 +129,8 @@ class Rounds:
                 session.draft_timer = loop.call_later(timeout, self._late, session, session.tally.rounds)
         self.execute(session, commands)
         self._run_ahead(session, ledger, ending)
-        session.clock.work(begun_ns, _last_ready(session, begun_ns))
+        notes.waits_ns = _last_ready(session, begun_ns)
+        session.clock.work(begun_ns, notes.waits_ns)
 
     def _run_ahead(self, session: Session, ledger: Ledger, ending: Ending) -> None:
         """Where the schedule says so, the draft goes on while its block is judged."""
@@ -135,8 +144,11 @@ class Rounds:
         spec, window = session.spec, session.window
         assert window is not None
         length = min(session.length, spec.max_block, ending.remaining - len(block) - 2)
-        exact = spec.law is not Law.REJECTION or spec.sampling.greedy
-        if length > 0 and exact and self._roster.usable(session.draft_name or "", time.monotonic()) is not None:
+        if (
+            length > 0
+            and not _drawn(session)
+            and self._roster.usable(session.draft_name or "", time.monotonic()) is not None
+        ):
             session.guessed = window.guessed(len(block))
             self.execute(session, ledger.run_ahead(length))
 
@@ -159,8 +171,9 @@ class Rounds:
         guess = session.lookup.propose(longest) if session.lookup is not None else None
         draft = self._draft_room(session, ledger, longest)
         sessions = max(1, len(self._roster.fleet.workers[session.target_name].sessions))
-        if draft:
-            self.curves.schedule = self.scheduler.round(self.curves, sessions, spec.max_block)
+        schedule = self.schedulers[session.target_name].round(self.curves, sessions, spec.max_block) if draft else None
+        ahead = schedule is not None and schedule.ahead and _drawn(session)  # what is drawn anew cannot be guessed
+        self.curves.schedule = SYNCHRONOUS if schedule is None or ahead else schedule
         room = Room(longest, draft if ledger.draft_ready() else 0, guess, sessions)
         plan = window.plan(room)
         reads = ledger.to_read() if draft else 0
@@ -178,7 +191,7 @@ class Rounds:
 
     def _draft_timeout(self, session: Session, expected_s: float) -> float | None:
         """Seconds until the round goes on without its block. None under `rejection`: see SpeculationConfig."""
-        if session.spec.law is Law.REJECTION and not session.spec.sampling.greedy:
+        if _drawn(session):
             return None
         configured = self._config.speculation.draft_timeout_ms
         if isinstance(configured, int):
@@ -198,7 +211,7 @@ class Rounds:
     def give_up_block(self, session: Session, decide: Callable[[], list[Command]]) -> None:
         """The round goes on without the block it waited for. `decide` is the ledger's word on why."""
         now = now_ns()
-        wasted = max(0, now - session.to_draft.ready_ns) // 1000
+        wasted = max(0, now - max(session.to_draft.ready_ns, session.clock.round.waits_ns)) // 1000
         session.clock.recovery_us += wasted
         session.clock.round.draft_wait_us += wasted
         self.cancel_timer(session)
@@ -279,7 +292,7 @@ class Rounds:
         awaited, ahead = matches and ledger.phase is Phase.DRAFTING, matches and ledger.ahead is not None
         block = answer.result if isinstance(answer.result, Block) else None
         self.drafting.ends(session.counter, answer.number)
-        if block is None and not awaited and not ahead and session.window is not None:
+        if matches and block is None and not awaited and not ahead and session.window is not None:
             session.window.not_read()
         journey, clock = session.to_draft, session.clock
         way = passage(journey.ready_ns, journey.written_ns, received_ns, taken, answer, frame.step)
@@ -288,7 +301,7 @@ class Rounds:
             self._roster.was_prompt(link.name)
             self.curves.observe_draft(len(block), way)
         if ahead:  # what passed before the round began was beside a step of the target
-            seen = way.last(max(0, taken - clock.round.begun_ns) // 1000) if awaited else NO_PASSAGE
+            seen = way.last(max(0, taken - clock.round.waits_ns) // 1000) if awaited else NO_PASSAGE
             clock.hidden_us += way.total_us - seen.total_us
             way = seen
             self._note_guess(session, ledger)
@@ -300,8 +313,6 @@ class Rounds:
                 self._observer.drafted(session, way, len(ledger.block))
             else:  # full or broken: asking again every round costs its way
                 self._roster.was_late(link.name, time.monotonic())
-        elif awaited and ahead:
-            clock.round.draft_wait_us += way.total_us
         self.execute(session, commands)
         if awaited and session.ending is not None:
             self._run_ahead(session, ledger, session.ending)
@@ -410,7 +421,14 @@ class Rounds:
             session.draft_timer = None
 
 
+def _drawn(session: Session) -> bool:
+    """Whether its tokens are drawn and corrected, so that lateness must not decide and nothing can run ahead."""
+    return session.spec.law is Law.REJECTION and not session.spec.sampling.greedy
+
+
 def _last_ready(session: Session, begun_ns: int) -> int:
     """When the work that began at `begun_ns` ended: its task was put then, or, if it made none, now."""
-    ready = max(session.to_target.ready_ns, session.to_draft.ready_ns)
-    return ready if ready >= begun_ns else now_ns()
+    for ready_ns in (session.to_target.ready_ns, session.to_draft.ready_ns):
+        if ready_ns >= begun_ns:
+            return ready_ns
+    return now_ns()

@@ -34,10 +34,11 @@ _BETTER = 1.05
 """A schedule stands until another promises so many times its rate: changing it costs a round or two."""
 _EVERY_ROUNDS = 16
 """Rounds of each session between two decisions."""
-_AHEAD_EVERY = 1024
-"""Rounds of the service after which running ahead may be tried again though it looks worse: what works beside what changes."""
-_AHEAD_TRIAL = 8
-"""Rounds of such a trial."""
+_TRIAL_EVERY = 1024
+"""Rounds of the service after which running ahead may be tried again though it looks worse: what works beside what changes. And
+rounds in step while sessions take turns, since only those say what they take."""
+_TRIAL = 8
+"""Rounds of such a trial; in step, of each session."""
 _FEW = 2
 """Sessions up to which running ahead is compared: of more, some draft while others are judged."""
 
@@ -165,9 +166,11 @@ class Scheduler:
         stands = before or self._chosen  # a trial is no choice
         if rates[best] > _BETTER * rates.get(stands, 0.0):
             return best
-        if self._waited >= _AHEAD_EVERY and RUN_AHEAD in rates:
-            self._waited, self._left, self._before = 0, _AHEAD_TRIAL - 1, stands
-            return RUN_AHEAD
+        tried = SYNCHRONOUS if stands.groups > 1 else RUN_AHEAD  # in turns nothing is learnt of rounds in step
+        if self._waited >= _TRIAL_EVERY and tried in rates and tried != stands:
+            trial = _TRIAL * (sessions if tried == SYNCHRONOUS else 1)
+            self._waited, self._left, self._before = 0, trial - 1, stands
+            return tried
         return stands
 
     @staticmethod

@@ -143,7 +143,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             num_speculative_tokens=driver.typical_block(),
             max_running=driver.admission.max_running,
             max_waiting=driver.admission.max_waiting,
-            schedule=str(driver.rounds.scheduler.chosen),
+            schedule=driver.schedule(),
             draft_guesses=driver.books.guesses,
         )
         recent = driver.curves.recent_acceptance()

@@ -18,6 +18,7 @@ import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -72,6 +73,11 @@ class Relay:
         """host:port to connect to."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Of its process, once started."""
+        return int(self._process.pid)
+
     def start(self) -> None:
         """Returns once it listens."""
         context = multiprocessing.get_context("spawn")
@@ -121,11 +127,38 @@ class _Direction:
         self.late_us: deque[float] = deque(maxlen=KEPT)
 
 
+class _Connection:
+    """A client's socket and the one to the service, closed when both directions have ended."""
+
+    def __init__(self, client: socket.socket, server: socket.socket, forget: Callable[[_Connection], object]) -> None:
+        self._sockets = (client, server)
+        self._forget = forget
+        self._ended = 0
+        self._lock = threading.Lock()
+
+    def ended(self) -> None:
+        """One direction has."""
+        with self._lock:
+            self._ended += 1
+            both = self._ended == len(self._sockets)
+        if both:
+            self._forget(self)
+            self.close()
+
+    def close(self) -> None:
+        """Whoever reads from it wakes."""
+        for each in self._sockets:
+            _close(each)
+
+
 class _Pump:
     """One direction of one connection: a thread that receives and one that sends."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, direction: _Direction) -> None:
+    def __init__(
+        self, source: socket.socket, sink: socket.socket, direction: _Direction, ended: Callable[[], None]
+    ) -> None:
         self._source, self._sink, self._direction = source, sink, direction
+        self._ended = ended
         self._line: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
         self._free_at = 0.0
         """When the line has carried all that has arrived."""
@@ -146,6 +179,12 @@ class _Pump:
                 return
 
     def _send(self) -> None:
+        try:
+            self._send_all()
+        finally:
+            self._ended()
+
+    def _send_all(self) -> None:
         while True:
             due, chunk = self._line.get()
             wait = due - time.monotonic()
@@ -173,7 +212,7 @@ def _close(connection: socket.socket) -> None:
 def _serve(pipe: Connection, to: tuple[str, int], conditions: tuple[Conditions, Conditions]) -> None:
     up, down = map(_Direction, conditions)
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-    open_now: list[socket.socket] = []
+    open_now: set[_Connection] = set()
 
     def accept() -> None:
         while True:
@@ -186,9 +225,10 @@ def _serve(pipe: Connection, to: tuple[str, int], conditions: tuple[Conditions, 
             server.settimeout(None)
             for each in (client, server):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            open_now.extend((client, server))
-            _Pump(client, server, up)
-            _Pump(server, client, down)
+            connection = _Connection(client, server, open_now.discard)
+            open_now.add(connection)
+            _Pump(client, server, up, connection.ended)
+            _Pump(server, client, down, connection.ended)
 
     threading.Thread(target=accept, daemon=True).start()
     pipe.send(listener.getsockname()[1])
@@ -204,6 +244,6 @@ def _serve(pipe: Connection, to: tuple[str, int], conditions: tuple[Conditions, 
             late = [*up.late_us, *down.late_us]
             pipe.send(statistics.median(late) if late else 0.0)
         elif message[0] == "cut":
-            while open_now:
-                _close(open_now.pop())
+            for connection in list(open_now):
+                connection.close()
             pipe.send(None)

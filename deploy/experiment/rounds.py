@@ -10,6 +10,7 @@ Left out: lost workers, draft time-outs, stop texts, n-gram guesses.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,7 +87,7 @@ class Rounds:
     ) -> None:
         """`put`: a task leaves with this turn's frame. `finish`: the answer is complete."""
         self.curves = ServiceCurves()
-        self.scheduler = Scheduler(world.schedule, world.groups)
+        self.schedulers = defaultdict[str, Scheduler](lambda: Scheduler(world.schedule, world.groups))
         self.drafting = DraftWork()
         self.awaited = Awaited()
         self.longest = world.longest if world.k is None else world.k
@@ -103,7 +104,11 @@ class Rounds:
         now = self._clock.now
         session.begun_us, session.draft_way, session.block = now, None, 0
         plan, reads = self._plan(session)
-        session.group = self.scheduler.group(session.id.counter) if plan.source is Source.DRAFT_MODEL else 0
+        scheduler, session.group = self.schedulers[session.target.name], 0
+        if plan.source is Source.DRAFT_MODEL:
+            session.group = scheduler.group(session.id.counter)
+        else:
+            scheduler.leave(session.id.counter)
         session.length = plan.num_tokens
         if plan.source is Source.DRAFT_MODEL:
             due_ns = int(1e3 * now + _DUE * 1e9 * self.curves.draft_seconds(plan.num_tokens))
@@ -127,7 +132,7 @@ class Rounds:
         if longest <= 0:
             return PLAIN, 0
         sessions, behind, idle = len(session.target.bound), session.behind, session.asked is None
-        self.curves.schedule = self.scheduler.round(self.curves, sessions, self.longest)
+        self.curves.schedule = self.schedulers[session.target.name].round(self.curves, sessions, self.longest)
         ready = session.ahead is not None or (idle and behind <= WARM_TOKENS)
         plan = session.window.plan(Room(longest, longest if ready else 0, None, sessions))
         far = session.ahead is None and idle and behind > WARM_TOKENS
@@ -235,7 +240,7 @@ class Rounds:
         if session.wanted > 0:
             self.begin(session)
         else:
-            self.scheduler.leave(session.id.counter)
+            self.schedulers[session.target.name].leave(session.id.counter)
             self.drafting.ends(session.id.counter, self._clock.now)
             self._finish(session)
 

@@ -275,7 +275,7 @@ class Service:
             "coordinator.waiting": len(driver.admission.waiting),
             "coordinator.drafting": len(driver.rounds.drafting),
             "coordinator.awaited": len(driver.rounds.awaited),
-            "coordinator.groups": len(driver.rounds.scheduler),
+            "coordinator.groups": sum(map(len, driver.rounds.schedulers.values())),
         }
         for worker in driver.fleet.workers.values():
             found[f"coordinator.bound.{worker.name}"] = len(worker.sessions)

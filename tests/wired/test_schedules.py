@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from typing import Any
 
@@ -81,8 +82,17 @@ async def test_a_perfect_draft_that_runs_ahead_always_hits() -> None:
         assert expected_all(count=1) == [answer.ids]
         assert [5] * 8 == [each.committed for each in answer.final.rounds]
         assert (7, 0) == (stats.draft_guesses["hit"], stats.draft_guesses["miss"])
+        parts = sum(
+            getattr(timing, field.name)
+            for field in timing.DESCRIPTOR.fields
+            if field.name.endswith("_us")
+            and field.name not in ("total_us", "hidden_us", "unattributed_us", "time_to_first_token_us")
+        )
         assert timing.hidden_us > 0
         assert timing.unattributed_us <= 0.02 * timing.total_us + 1000
+        assert parts <= timing.total_us + 20 * len(
+            answer.final.rounds
+        )  # no interval is in two parts; each is cut to whole ones
 
 
 @on_the_loop
@@ -95,6 +105,24 @@ async def test_nothing_runs_ahead_under_rejection() -> None:
 
         assert [expected_ids(TARGET, PROMPT, TOKENS, temperature=0.0)] * 2 == [answer.ids for answer in answers]
         assert (await stack.stats()).draft_guesses["hit"] > 0
+
+
+@on_the_loop
+async def test_each_target_has_groups_of_its_own() -> None:
+    """Two targets share their sessions out; at each they take turns, half of them in either group."""
+    async with service(TARGET, DRAFTS["good"], speculation=speculation("rotation of 2")) as stack:
+        plan = dataclasses.replace(stack.plans["target-0"], name="target-1")
+        await stack.start_worker(plan)
+        await stack.ready()
+        asked = asyncio.create_task(ask_all(stack, (4,)))
+        sizes: dict[str, list[int]] = {}
+        while not asked.done():
+            sizes |= {name: each._size for name, each in stack.driver.rounds.schedulers.items() if sum(each._size) == 4}
+            await asyncio.sleep(0)
+        answers = await asked
+
+        assert expected_all() == [answer.ids for answer in answers]
+        assert {"target-0", "target-1"} == set(sizes)
 
 
 @pytest.mark.parametrize("schedule", IN_TROUBLE)

@@ -379,3 +379,14 @@ def test_guesses_say_nothing_of_other_schedules() -> None:
     curves.observe_guess(0.4, True)
 
     assert before == ([curves.schedule_us(each, 4, 2, 0.6, 0.4) for each in schedules], curves.recent_acceptance())
+
+
+def test_what_a_draft_takes_while_it_runs_ahead_is_not_held_against_rounds_in_step() -> None:
+    """Steps and draft tokens that take twice as long beside each other: in step neither would, and its price stays."""
+    curves = learnt(beside=2.0)
+    before = curves.schedule_us(SYNCHRONOUS, 1, 2, 0.4, 0.2)
+    curves.schedule = RUN_AHEAD
+    for step in range(2, 100):
+        draft_and_verdict(curves, step, slower=2.0)
+
+    assert pytest.approx(before, rel=0.02) == curves.schedule_us(SYNCHRONOUS, 1, 2, 0.4, 0.2)

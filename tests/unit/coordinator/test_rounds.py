@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -37,7 +38,8 @@ def service(targets: int) -> tuple[Driver, Asked]:
     for name, role in (("draft-0", "draft"), *((f"target-{number}", "target") for number in range(targets))):
         worker, _ = made.fleet.register(name, info(role), f"{name}:1", 0.0)
         made.fleet.connected(worker)
-    asked = made.rounds.scheduler = Asked()
+    asked = Asked()
+    made.rounds.schedulers = defaultdict(lambda: asked)
     return made, asked
 
 

@@ -535,16 +535,16 @@ def test_a_forgetful_draft_with_a_long_text_reads_beside_the_round() -> None:
 @each_phase
 @pytest.mark.parametrize("reason", [Reason.NO_ROOM, Reason.STALE, Reason.TOO_LATE, Reason.INVALID, Reason.CLOSED])
 def test_a_draft_that_cannot_is_done_without(before: tuple[str, ...], reason: Reason) -> None:
-    """Told once, so that it is counted; what was confirmed before stays so. The round that waits goes on, the next one asks."""
+    """What was confirmed before stays so. A round that waits goes on without, and is counted; one that has its block is not
+    touched, and the next one asks."""
     shell = running()
     happen(shell, before)
     said = shell.guess(Refusal(reason)) + happen(shell, AFTER[before])
     plain = sent(2, (*PROMPT, *BLOCK), (BONUS,), (), epoch=2)
     again = asked(3, PROMPT, (*BLOCK, BONUS), 3, epoch=2)
 
-    assert [Fallback(f"draft_{reason.value}"), again if AFTER[before] else plain] == [
-        command for command in said if not isinstance(command, Commit)
-    ]
+    expected = [again] if AFTER[before] else [Fallback(f"draft_{reason.value}"), plain]
+    assert expected == [command for command in said if not isinstance(command, Commit)]
     assert (None, None) == (shell.ledger.ahead, shell.ledger.ahead_outcome)
 
 
@@ -771,3 +771,15 @@ def test_after_the_end_no_guess_counts(before: tuple[str, ...]) -> None:
     assert [[], []] == [shell.do(shell.ledger.draft_down()), shell.do(shell.ledger.draft_up(True))]
     assert (Phase.OVER, None) == (shell.ledger.phase, shell.ledger.ahead_outcome)
     assert text(shell.ledger) == ((*BLOCK, BONUS) if before else ())
+
+
+def test_a_draft_that_dies_while_it_runs_ahead_keeps_no_other_away() -> None:
+    """Its guess is not asked for again: nothing is in flight, and another draft can take its place before the verdict is here."""
+    shell = running()
+    happen(shell, ())
+    assert shell.ledger.draft.in_flight is not None
+    shell.ledger.draft_down()
+
+    assert shell.ledger.draft.in_flight is None
+    shell.ledger.take_draft(shell.ledger.limits)
+    shell.ledger.check()

@@ -466,3 +466,14 @@ def test_who_is_left_alone_need_not_wait_for_rounds_of_others() -> None:
     assert ["synchronous"] == rounds(scheduler, curves, 1, sessions=64)
 
     assert ["run-ahead"] == rounds(scheduler, curves, 17)[-1:]
+
+
+def test_while_sessions_take_turns_rounds_in_step_are_tried() -> None:
+    """Only they say what they take. Eight of each session, out of a thousand; then it is as before, if nothing was learnt."""
+    curves = service()
+    curves.best_rate = lambda schedule, sessions, longest: 2.0 if schedule.groups == 2 else 1.0  # type: ignore[method-assign]
+    seen = rounds(Scheduler(), curves, 1400, sessions=4)
+    changes = [n for n in range(1, len(seen)) if seen[n - 1] != seen[n]]
+
+    assert ("rotation of 2", "rotation of 2") == (seen[changes[0] - 1], seen[-1])
+    assert (2, 32, "synchronous") == (len(changes), changes[1] - changes[0], seen[changes[0]])

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from deploy.experiment.relay import Conditions, Relay
@@ -135,3 +136,22 @@ def test_conditions_are_checked(name: str, value: float) -> None:
     """The error names the field."""
     with pytest.raises(InvalidArgument, match=name):
         Conditions(**{name: value})
+
+
+def test_connections_that_end_leave_nothing_behind(relay: Relay) -> None:
+    """A hundred, one after the other, each ended by its client: as many open files as before."""
+    process = psutil.Process(relay.pid)
+
+    def one() -> None:
+        with socket.create_connection(("127.0.0.1", relay.port), timeout=30.0) as line:
+            assert round_trip_s(line) > 0.0
+            line.shutdown(socket.SHUT_WR)
+            assert line.recv(1) == b""
+
+    relay.set_round_trip(0.0)
+    one()
+    before = process.num_fds()
+    for _ in range(100):
+        one()
+
+    assert process.num_fds() <= before + 4
