@@ -123,7 +123,8 @@ class Rounds:
             expected_s = self.curves.draft_seconds(plan.num_tokens)
             due_ns = now_ns() + int(_DUE * expected_s * 1e9)
             self.awaited.begins(session.counter, session.target_name, envelope.group, due_ns)
-            timeout = self._draft_timeout(session, expected_s)
+            # in a rotation the draft may work for the other groups first
+            timeout = self._draft_timeout(session, expected_s * self.curves.schedule.groups)
             if timeout is not None:
                 loop = asyncio.get_running_loop()
                 session.draft_timer = loop.call_later(timeout, self._late, session, session.tally.rounds)

@@ -184,7 +184,7 @@ def status(stats: pb.GetStatsResponse, endpoint: str, running: Running | None = 
     )
     recent = f"; recently {stats.recent_acceptance:.2f}" if stats.HasField("recent_acceptance") else ""
     tokens = f"tokens: {stats.generated_tokens:,} generated; {speculation(stats.speculation)}{recent}"
-    block = f"block length for a new request: {stats.num_speculative_tokens}, {stats.schedule}"
+    block = f"block length for a new request: {stats.num_speculative_tokens}; schedule now: {stats.schedule}"
     lines = [head, Text(requests), Text(tokens), Text(block)]
     told = (("replays", stats.replays), ("fallbacks", stats.fallbacks), ("drafted ahead", stats.draft_guesses))
     for name, counts in told:

@@ -17,20 +17,20 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from deploy import topology
-from deploy.bench import workload
+from deploy.bench import tool, workload
 from deploy.bench.passes import Load, run
 from deploy.bench.set_speed import Pair, Speeds, Told, sessions_at_once
 from deploy.bench.statistics import bootstrap, median_ratio
 from deploy.experiment.relay import Relay
 from deploy.experiment.rig import rig
 from specwire.client import Client
+from specwire.law.errors import InvalidArgument
 
 PAIR = Pair(Speeds(20.0, 0.5), Speeds(2.0, 0.1), 0.7)
 LINKS = {"draft": "draft-0", "target": "target-0"}
@@ -124,7 +124,15 @@ def show(found: Sequence[dict[str, Any]], console: Console, title: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser("python -m deploy.bench.links", description=__doc__.partition("\n")[0])
+    return tool.run(lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m deploy.bench.links",
+        description=__doc__.partition("\n")[0] + " All points take a quarter of an hour.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--round-trips", default="0,1,5,20,80", help="milliseconds, with commas")
     parser.add_argument("--sessions", default="1,8", help="how many at once, with commas")
     parser.add_argument("--pairs", type=int, default=5, help="passes of each variant at each point")
@@ -134,18 +142,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", help="file for the numbers")
     args = parser.parse_args(argv)
     console = Console(stderr=True)
-    sessions = [int(n) for n in args.sessions.split(",")]
+    sessions = [int(n) for n in tool.numbers("--sessions", args.sessions, 1, whole=True)]
+    trips = tool.numbers("--round-trips", args.round_trips, 0)
+    pairs, output = tool.count("--pairs", args.pairs), tool.writable("--json", args.json)
+    if args.prompts is not None and not args.real:
+        raise InvalidArgument("--prompts", args.prompts, "used with --real")
+    tool.count("--count", args.count)
     plan = topology.load() if args.real else PAIR.topology(max(sessions))
     ask = _real(args.prompts, args.count) if args.real else _table
     with contextlib.ExitStack() as stack:
         status = stack.enter_context(console.status("starting"))
         up = stack.enter_context(rig(plan, tuple(LINKS.values())))
-        trips = [float(ms) for ms in args.round_trips.split(",")]
-        run_all = measure(up.address, dict(up.relays), ask, trips, sessions, args.pairs, status.update)
+        run_all = measure(up.address, dict(up.relays), ask, trips, sessions, pairs, status.update)
         found = asyncio.run(run_all)
     show(found, console, "Links, " + ("demo models" if args.real else "set speeds"))
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1))
+    if output is not None:
+        output.write_text(json.dumps(found, indent=1))
     return 0
 
 

@@ -16,17 +16,18 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from coordinator.schedule import ahead_us, rotation_us
+from deploy.bench import tool
 from deploy.bench.set_speed import Pair, Speeds, Told, mean, sessions_at_once
 from deploy.bench.statistics import bootstrap, median_ratio
 from deploy.experiment.rig import rig
 from specwire.client import Client
+from specwire.law.errors import InvalidArgument
 
 SYNCHRONOUS = "synchronous"
 
@@ -191,18 +192,32 @@ def show(results: list[dict[str, Any]], console: Console) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser("python -m deploy.bench.schedules", description=__doc__.partition("\n")[0])
+    return tool.run(lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    listed = "; ".join(f"{number} {world.name}" for number, world in enumerate(WORLDS, start=1))
+    everyone = ",".join(str(number) for number in range(1, len(WORLDS) + 1))
+    parser = argparse.ArgumentParser(
+        "python -m deploy.bench.schedules",
+        description=__doc__.partition("\n")[0] + " A world takes a minute.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--pairs", type=int, default=5, help="passes of each schedule in each world")
-    parser.add_argument("--worlds", default="", help="numbers from 1, with commas; all without")
+    parser.add_argument("--worlds", default=everyone, help=f"with commas: {listed}")
     parser.add_argument("--json", help="file for the numbers")
     args = parser.parse_args(argv)
     console = Console(stderr=True)
-    chosen = [WORLDS[int(n) - 1] for n in args.worlds.split(",")] if args.worlds else list(WORLDS)
+    numbers = [int(n) for n in tool.numbers("--worlds", args.worlds, 1, whole=True)]
+    if max(numbers) > len(WORLDS):
+        raise InvalidArgument("--worlds", args.worlds, f"numbers of at most {len(WORLDS)}")
+    chosen = [WORLDS[number - 1] for number in numbers]
+    pairs, output = tool.count("--pairs", args.pairs), tool.writable("--json", args.json)
     with console.status("starting") as status:
-        results = [measure(world, args.pairs, status.update) for world in chosen]
+        results = [measure(world, pairs, status.update) for world in chosen]
     show(results, console)
-    if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=1))
+    if output is not None:
+        output.write_text(json.dumps(results, indent=1))
     return 0
 
 

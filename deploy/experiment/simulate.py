@@ -15,16 +15,18 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from deploy.bench import tool
 from deploy.experiment.meter import Results
 from deploy.experiment.runs import Compared, Fixed, best_fixed, compare, fix, simulate
 from deploy.experiment.world import CHOICES, Acceptance, Steps, World
-from specwire.law.errors import InvalidArgument
+
+_WIDE = 180
+"""Columns where nobody looks at a terminal."""
 
 __all__ = ["Compared", "Fixed", "Results", "Steps", "World", "best_fixed", "compare", "fix", "simulate"]
 
@@ -157,20 +159,21 @@ def _length(text: str) -> int | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for a setting that cannot be."""
+    """Returns the exit status: 0, 2 for a setting that cannot be, 130 when interrupted."""
+    return tool.run(lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
     args = parser().parse_args(argv)
+    output = tool.writable("--json", args.json)
     run = {"seed": args.seed, "rounds": args.rounds, "warm_up": args.warm_up}
     found: list[tuple[World, Results, Compared | None]] = []
-    try:
-        for world in worlds(args):
-            against = compare(world, **run) if args.best else None
-            found.append((world, against.auto if against else simulate(world, **run), against))
-    except InvalidArgument as error:
-        print(error, file=sys.stderr)
-        return 2
-    Console().print(table(found))
-    if args.json:
-        Path(args.json).write_text(json.dumps([report(*each) for each in found], indent=1))
+    for world in worlds(args):
+        against = compare(world, **run) if args.best else None
+        found.append((world, against.auto if against else simulate(world, **run), against))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table(found))
+    if output is not None:
+        output.write_text(json.dumps([report(*each) for each in found], indent=1))
     return 0
 
 
