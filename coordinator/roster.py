@@ -1,7 +1,8 @@
 """The workers at hand: who is registered, whose stream stands, who is left alone for a while.
 
 Law. One link per registered worker, opened anew when the worker has a new address or a new life. A draft that was late is left
-alone for longer each time in a row; any block from it ends that. Sessions are the driver's affair.
+alone for longer each time in a row, however many blocks are late at a time; any block from it ends that. Sessions are the driver's
+affair.
 """
 
 from __future__ import annotations
@@ -112,9 +113,14 @@ class Roster:
         return None if snoozed is not None and now < snoozed[0] else worker
 
     def was_late(self, name: str, now: float) -> None:
-        """A block did not come in time."""
-        _, strikes = self._snoozed.get(name, (0.0, 0))
-        self._snoozed[name] = (now + SNOOZE_S[min(strikes, len(SNOOZE_S) - 1)], strikes + 1)
+        """A block did not come in time. Others that are late while it is left alone were asked for before: one slow moment of a
+        draft is one, however many sessions waited."""
+        until, strikes = self._snoozed.get(name, (0.0, 0))
+        if now < until:
+            return
+        seconds = SNOOZE_S[min(strikes, len(SNOOZE_S) - 1)]
+        log.info("%s was late; left alone for %.2f s", name, seconds)
+        self._snoozed[name] = (now + seconds, strikes + 1)
 
     def was_prompt(self, name: str) -> None:
         """A block came."""
