@@ -145,11 +145,9 @@ class Rounds:
         spec, window = session.spec, session.window
         assert window is not None
         length = min(session.length, spec.max_block, ending.remaining - len(block) - 2)
-        if (
-            length > 0
-            and not _drawn(session)
-            and self._roster.usable(session.draft_name or "", time.monotonic()) is not None
-        ):
+        draft = self._roster.usable(session.draft_name or "", time.monotonic())
+        # a draft that can propose no more than a block has no room for the guess before it, and the next would be shorter
+        if length > 0 and not _drawn(session) and draft is not None and length < draft.info.max_block:
             session.guessed = window.guessed(len(block))
             self.execute(session, ledger.run_ahead(length))
 
