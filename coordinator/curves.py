@@ -120,7 +120,7 @@ class ServiceCurves:
         groups = self.schedule.groups
         if groups == 1:
             return self.plain_us(sessions)
-        verify_us = max(1.0, self.beside.at(sessions)) * self.verify.at(-(-sessions // groups))
+        verify_us = self._stretch(sessions) * self.verify.at(-(-sessions // groups))
         return rotation_us(groups, 0.0, self.target_way.at(sessions), verify_us)
 
     def draft_us(self, sessions: int) -> float:
@@ -156,7 +156,7 @@ class ServiceCurves:
         if drafted > 0:
             share = self.draft_steps.at(-(-self.sessions // groups)) / self.draft_steps.at(1)
             if self.schedule.ahead:  # it worked beside a step
-                share *= max(1.0, self.beside.at(self.sessions))
+                share *= self._stretch(self.sessions)
             self.draft_token.observe(way.compute_us / drafted / share)
 
     def idle(self, source: Source, rounds: float) -> None:
@@ -240,7 +240,7 @@ class ServiceCurves:
         """Expected time of a session's round under a schedule, every session doing the same."""
         if schedule == SYNCHRONOUS:
             return self.round_us(Source.DRAFT_MODEL, num_tokens, sessions)
-        stretch = max(1.0, self.beside.at(sessions))  # what overlaps, on cores that both share
+        stretch = self._stretch(sessions)
         size = -(-sessions // schedule.groups)
         token_us, verify_us = stretch * self.draft_us(size), stretch * self.verify.at(size * (num_tokens + 1))
         draft_way, target_way = self.draft_way.at(sessions), self.target_way.at(sessions)
@@ -264,6 +264,10 @@ class ServiceCurves:
                 guessed = chance * (curve[k] if k < len(curve) else last)
                 best = max(best, expected / self.schedule_us(schedule, sessions, k, chance, guessed))
         return best
+
+    def _stretch(self, sessions: int) -> float:
+        """How many times longer what overlaps takes, on cores that draft and target share."""
+        return max(1.0, self.beside.at(sessions))
 
     def _block_link(self, sessions: int) -> float:
         """r_t of a draft's block; until one was judged at this load, that of other rounds."""

@@ -30,10 +30,9 @@ from coordinator.schedule import SYNCHRONOUS
 from coordinator.session import RequestSpec, Session
 from coordinator.stops import Ending, FinishReason
 from coordinator.text import Tokenizer
-from coordinator.window import Plan
 from specwire.law.errors import OurFault, SpecwireError, TooLate, Unavailable
 from specwire.law.tasks import SessionId
-from specwire.law.values import Opening, Source
+from specwire.law.values import Opening
 from specwire.v1 import inference_pb2 as pb
 from specwire.wire.codec import AnswerFrame
 from specwire.wire.stopwatch import now_ns
@@ -41,10 +40,6 @@ from specwire.wire.stopwatch import now_ns
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-RETRY_LATER_S = 0.05
-MIN_DRAFT_TIMEOUT_S = 0.05
-
-_NO_PLAN = Plan(Source.NONE, 0)
 
 
 class Driver:

@@ -42,7 +42,7 @@ from coordinator.roster import Roster
 from coordinator.schedule import SYNCHRONOUS, Scheduler
 from coordinator.session import Session
 from coordinator.stops import Ending, FinishReason
-from coordinator.window import Plan, Room, ServiceCurves
+from coordinator.window import PLAIN, Plan, Room, ServiceCurves
 from specwire.law.errors import SpecwireError
 from specwire.law.tasks import Answer, ProposeTask, VerifyTask
 from specwire.law.values import Block, Law, Source
@@ -55,8 +55,6 @@ MIN_DRAFT_TIMEOUT_S = 0.05
 _DUE = 1.25
 """A target is told so many times the time that a block takes on average: one that lingers and starts just before it comes has
 waited for nothing."""
-
-_NO_PLAN = Plan(Source.NONE, 0)
 
 
 class Ends(Protocol):
@@ -166,7 +164,7 @@ class Rounds:
             spec.max_block, ending.remaining - 1, self._roster.fleet.workers[session.target_name].info.max_block
         )
         if longest <= 0:
-            return _NO_PLAN, (), False
+            return PLAIN, (), False
         guess = session.lookup.propose(longest) if session.lookup is not None else None
         draft = self._draft_room(session, ledger, longest)
         sessions = max(1, len(self._roster.fleet.workers[session.target_name].sessions))

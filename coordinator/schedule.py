@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from specwire.law.values import Source
-
 if TYPE_CHECKING:
     from coordinator.curves import ServiceCurves
 
@@ -190,7 +188,6 @@ __all__ = [
     "Choice",
     "Schedule",
     "Scheduler",
-    "Source",
     "ahead_us",
     "lengths",
     "rotation_us",
