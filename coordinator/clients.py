@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from coordinator.ledger import Role
+from specwire.law.errors import Unavailable
 from specwire.law.tasks import ProposeTask, SessionId, VerifyTask
 from specwire.wire import rpc
 from specwire.wire.codec import (
@@ -52,6 +53,10 @@ class Written:
     sessions: tuple[int, ...]
     written_ns: int
     frame_bytes: int
+
+
+_WRITE_MET_THE_END = "Internal error from Core"
+"""What gRPC's library says when a call ends under a write. The status the worker sent is lost then."""
 
 
 class LinkEvents(Protocol):
@@ -167,6 +172,8 @@ class WorkerLink:
                     reason = "the worker ended the stream"
                 except grpc.aio.AioRpcError as error:
                     reason = f"{error.code().name.lower()}: {error.details()}"
+                    if error.details() == _WRITE_MET_THE_END:
+                        reason = "the stream ended while a frame was being written"
                 except (asyncio.CancelledError, GeneratorExit):
                     raise
                 except Exception as error:  # a frame we cannot read: the stream is useless, the service is not
@@ -217,6 +224,12 @@ class WorkerLink:
                     self._echoed(frame.echo, stamped.received_ns)
                 if frame.answers and self.up:
                     self._events.frame_received(self, frame, stamped.received_ns, len(stamped.raw))
+        except asyncio.CancelledError:
+            # A writer that fails cancels the call, and the read then looks as if this task had been cancelled.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            failed = [writer for writer in writers if writer.done() and not writer.cancelled() and writer.exception()]
+            raise (failed[0].exception() if failed else None) or Unavailable("the call was cancelled") from None
         finally:
             for writer in writers:
                 writer.cancel()

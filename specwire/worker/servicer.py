@@ -8,6 +8,7 @@ sender back and memory stays bounded. However a stream ends, the engine is told,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator
@@ -22,6 +23,8 @@ from specwire.wire.stopwatch import Stamped, now_ns
 from specwire.worker.engine import Engine
 from specwire.worker.stream_end import FRAME_COST, StreamEnd
 
+HELLO_PATIENCE_S = 1.0
+"""How long a stream that will be refused may take to say Hello."""
 log = logging.getLogger(__name__)
 
 
@@ -70,6 +73,11 @@ class WorkerServicer:
         try:
             worker = self._ready()
         except SpecwireError as error:
+            # Refused only once the Hello has come: a status that meets a caller's write in flight reaches it as an
+            # internal error of its gRPC library, without our code and words.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HELLO_PATIENCE_S):
+                    await anext(requests, None)
             await abort(context, error)
             return
         stream = StreamEnd(self._kind, worker.info.incarnation)

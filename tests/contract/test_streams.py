@@ -299,15 +299,17 @@ async def test_stopping_answers_what_is_at_hand_and_then_ends(role: str) -> None
         await peer.send(task)
         await until_busy(server)
         stopping = asyncio.create_task(server.stop())
-        late = Peer(server, role, 2)
+        late = [Peer(server, role, incarnation) for incarnation in range(2, 52)]
         await until(stopped_taking)
-        with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
-            await late.__aenter__()
+        for each in late:  # many: a refusal must never overtake the Hello it answers
+            with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+                await each.__aenter__()
         model_of(server).release()
         answer = (await peer.answers(task))[0]
         how = await ended(peer)
         await stopping
-        await late.drop()
+        for each in late:
+            await each.drop()
 
         assert tokens_of(answer) == plain(TABLE, session, 1)
         assert how == (grpc.StatusCode.UNAVAILABLE, "the worker is shutting down")
