@@ -64,6 +64,8 @@ class Driver:
         """Set when a link came or went; whoever looks clears it."""
         self._counter = 0
         self._ticker: asyncio.Task[None] | None = None
+        self._told: dict[str, str] = {}
+        """Schedule last logged of each target."""
 
     # ---------------------------------------------------------------- life of the service
 
@@ -97,11 +99,11 @@ class Driver:
         targets = max(1, sum(worker.standing is Standing.READY for worker in self.fleet.of("target")))
         return self.curves.present_length(-(-len(self.admission.running) // targets), longest)
 
-    def schedule(self) -> str:
-        """How sessions share draft and target now, at the target that has most of them."""
-        targets = self.fleet.of("target")
-        busiest = max(targets, key=lambda worker: len(worker.sessions), default=None)
-        return str(self.rounds.schedulers[busiest.name].chosen) if busiest is not None else str(SYNCHRONOUS)
+    def schedule(self) -> tuple[str, str]:
+        """(how sessions share draft and target now, what the settings ask for), at the target that has most sessions."""
+        busiest = max(self.fleet.of("target"), key=lambda worker: len(worker.sessions), default=None)
+        scheduler = self.rounds.schedulers[busiest.name] if busiest is not None else self.rounds.new_scheduler()
+        return str(scheduler.chosen), scheduler.asked
 
     def step_us(self, role: str) -> int:
         """Compute of one step for one session; 0: not measured."""
@@ -129,11 +131,21 @@ class Driver:
             except Exception:  # a bug here must not end the watching
                 log.exception("tick failed")
 
+    def _tell_schedules(self) -> None:
+        """Logs where the schedule has become another; what changes and changes back between two ticks is not told."""
+        for target, scheduler in self.rounds.schedulers.items():
+            before, stands = self._told.get(target, str(SYNCHRONOUS)), str(scheduler.standing)
+            if stands != before:
+                sessions = len(self.fleet.workers[target].sessions) if target in self.fleet.workers else 0
+                log.info("%s: schedule %s, was %s; %d sessions", target, stands, before, sessions)
+                self._told[target] = stands
+
     def _watch(self, now: float, lag_s: float) -> None:
         if lag_s < TICK_S:  # else the silence may be our own: what was said in the meantime has not been heard yet
             for worker in self.roster.judge(now):
                 self._give_up_blocks(worker)
         self._resize()
+        self._tell_schedules()
         for session in list(self.sessions.values()):
             if session.give_up_at is not None and now > session.give_up_at:
                 self.fail(session, TooLate("the request's deadline passed"))

@@ -79,10 +79,7 @@ class Rounds:
         ends: Ends,
     ) -> None:
         self.curves = ServiceCurves()
-        speculation = config.speculation
-        self.schedulers = defaultdict[str, Scheduler](
-            lambda: Scheduler(speculation.schedule, speculation.rotation_groups)
-        )
+        self.schedulers = defaultdict[str, Scheduler](self.new_scheduler)
         """By target: those that share its steps take turns."""
         self.drafting = DraftWork()
         self.awaited = Awaited()
@@ -93,6 +90,10 @@ class Rounds:
         self._books = books
         self._observer = observer
         self._ends = ends
+
+    def new_scheduler(self) -> Scheduler:
+        """As the settings ask for."""
+        return Scheduler(self._config.speculation.schedule, self._config.speculation.rotation_groups)
 
     def begin(self, session: Session, begun_ns: int) -> None:
         """Plans and begins the next round, unless the client is too far behind."""
@@ -313,7 +314,8 @@ class Rounds:
         self.execute(session, commands)
         if awaited and session.ending is not None:
             self._run_ahead(session, ledger, session.ending)
-        session.clock.work(taken, _last_ready(session, taken))
+        if awaited:  # else the request waits for its verdict, and that way is counted
+            session.clock.work(taken, _last_ready(session, taken))
 
     def target_answer(
         self, session: Session, ledger: Ledger, link: WorkerLink, answer: Answer, frame: AnswerFrame, received_ns: int

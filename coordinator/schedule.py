@@ -108,9 +108,19 @@ class Scheduler:
         return len(self._members)
 
     @property
+    def asked(self) -> str:
+        """What the settings ask for, in words."""
+        return str(Schedule(self._groups_wanted) if self._choice == "rotation" else self._choice).replace("_", "-")
+
+    @property
     def chosen(self) -> Schedule:
         """What is in force."""
         return self._chosen
+
+    @property
+    def standing(self) -> Schedule:
+        """What is in force, or will be again after the trial that is under way."""
+        return self._before or self._chosen
 
     def round(self, curves: ServiceCurves, sessions: int, longest: int) -> Schedule:
         """The schedule in force for the round that begins. Call once per round of a session that could be drafted for. `sessions`:

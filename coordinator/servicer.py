@@ -69,6 +69,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     sampling=encode_sampling(spec.sampling),
                     max_tokens=spec.max_tokens,
                     law=encode_law(spec.law),
+                    ids_only=driver.tokenizer is None,
                 )
             )
             async for response in self._events(session):
@@ -120,6 +121,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def GetStats(self, request: pb.GetStatsRequest, context: rpc.Context) -> pb.GetStatsResponse:
         """The state of the service."""
         driver = self._driver
+        schedule, schedule_setting = driver.schedule()
         response = pb.GetStatsResponse(
             version=__version__,
             uptime_s=time.monotonic() - self._started,
@@ -143,7 +145,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             num_speculative_tokens=driver.typical_block(),
             max_running=driver.admission.max_running,
             max_waiting=driver.admission.max_waiting,
-            schedule=driver.schedule(),
+            schedule=schedule,
+            schedule_setting=schedule_setting,
             draft_guesses=driver.books.guesses,
         )
         recent = driver.curves.recent_acceptance()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,12 +31,15 @@ class Answer:
     final: Final | None = None
 
     def take(self, event: Event) -> str:
-        """Adds an event. Returns the text that is new with it."""
+        """Adds an event. Returns what is new to be shown: text, or ids where the service has no tokenizer."""
         if isinstance(event, Started):
             self.started = event
             return ""
         if isinstance(event, Tokens):
+            begun = bool(self.ids)
             self.ids.extend(event.ids)
+            if self.started is not None and self.started.ids_only:
+                return " " * begun + " ".join(map(str, event.ids))
         else:
             self.final = event
         self.text += event.text
@@ -79,7 +83,8 @@ def input_fields(prompt: str, raw: bool, ids: bool, system: str | None) -> dict[
         raise InvalidArgument("--system", system, "absent with --raw and --ids: only a conversation has roles")
     if ids:
         try:
-            return {"prompt_ids": [int(part) for part in prompt.replace(",", " ").split()]}
+            parts = re.split(r"\s*,\s*|\s+", prompt.strip()) if prompt.strip() else []
+            return {"prompt_ids": [int(part) for part in parts]}
         except ValueError:
             raise InvalidArgument(
                 "PROMPT", prompt, "token ids separated by commas or spaces, because of --ids"
@@ -106,20 +111,18 @@ def run(address: str, fields: dict[str, Any], timeout: float | None, as_json: bo
     try:
         asyncio.run(ask(address, fields, timeout, show, answer, note))
     except KeyboardInterrupt:
-        if answer.text:
+        if answer.ids:
             with contextlib.suppress(OSError, OutputError):
                 show("\n")
         raise
     except SpecwireError as error:
-        if answer.text and not isinstance(error, OutputError):
+        if answer.ids and not isinstance(error, OutputError):
             show("\n")  # what is said of it stands on a line of its own
         raise _explained(error, address, timeout, answer) from None
     assert answer.final is not None
     if as_json:
         write(json.dumps(to_json(answer), ensure_ascii=False) + "\n")
         return
-    if not answer.text and answer.ids:
-        show(" ".join(map(str, answer.ids)))  # no tokenizer at the service
     show("\n")
     if answer.final.rounds:
         console.print(render.rounds(answer.final.rounds))
@@ -143,11 +146,15 @@ def write(text: str) -> None:
 def _explained(error: SpecwireError, address: str, timeout: float | None, answer: Answer) -> SpecwireError:
     """The same, for somebody who sees only the command."""
     if isinstance(error, TooLate) and timeout is not None:
-        return TooLate(f"the request did not end within {timeout:g} s (--timeout); {len(answer.ids)} tokens had come")
+        return TooLate(
+            f"the request did not end within {timeout:g} s (--timeout); {render.counted(len(answer.ids), 'token')} had come"
+        )
     if not isinstance(error, Unavailable):
         return error
     if answer.started is not None:
-        return OurFault(f"the service was lost in mid-answer, after {len(answer.ids)} tokens: {error}")
+        return OurFault(
+            f"the service was lost in mid-answer, after {render.counted(len(answer.ids), 'token')}: {error}"
+        )
     return ready.explained(error, address)
 
 

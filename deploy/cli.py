@@ -280,7 +280,9 @@ def models_path(name: Annotated[str, typer.Argument(help="As for fetch, or a fol
 
 
 @models_app.command("verify", epilog="Example:  specwire models verify demo")
-def models_verify(name: Annotated[str, typer.Argument(help="As for fetch.")] = "demo") -> None:
+def models_verify(
+    name: Annotated[str | None, typer.Argument(help="As for fetch. Default: every model that `list` shows.")] = None,
+) -> None:
     """Check the files of a model against their checksums. Exit status: 3 it is not here; 4 it is, and damaged."""
     from deploy import show
 

@@ -59,6 +59,11 @@ def ratio(part: float, whole: float) -> str:
     return f"{part / whole:.2f}" if whole else "-"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def milliseconds(us: float) -> str:
     """Microseconds as milliseconds, in three figures or so."""
     ms = us / 1000
@@ -78,7 +83,7 @@ def summary(final: Final) -> str:
     usage, timing, spec = final.usage, final.timing, final.speculation
     seconds = timing.total_us / 1e6
     parts = [
-        f"{usage.completion_tokens} tokens in {seconds:.2f} s ({ratio(usage.completion_tokens, seconds)} per s, "
+        f"{counted(usage.completion_tokens, 'token')} in {seconds:.2f} s ({ratio(usage.completion_tokens, seconds)} per s, "
         f"first after {timing.time_to_first_token_us / 1e6:.2f} s)",
         speculation(spec),
         f"{usage.prompt_tokens} prompt tokens" + (f", {usage.cached_tokens} cached" if usage.cached_tokens else ""),
@@ -95,7 +100,7 @@ def summary(final: Final) -> str:
 def speculation(spec: pb.SpeculationStats) -> str:
     """What guessing brought."""
     if not spec.drafted:
-        return f"plain decoding, {spec.rounds} rounds"
+        return f"plain decoding, {counted(spec.rounds, 'round')}"
     sources = [
         f"{name} {accepted}/{drafted}"
         for name, accepted, drafted in (
@@ -104,9 +109,9 @@ def speculation(spec: pb.SpeculationStats) -> str:
         )
         if drafted
     ]
-    fallbacks = f", {spec.fallbacks} {'fallback' if spec.fallbacks == 1 else 'fallbacks'}" if spec.fallbacks else ""
+    fallbacks = f", {counted(spec.fallbacks, 'fallback')}" if spec.fallbacks else ""
     return (
-        f"{spec.rounds} rounds of {ratio(spec.accepted + spec.rounds, spec.rounds)} tokens, "
+        f"{counted(spec.rounds, 'round')} of {ratio(spec.accepted + spec.rounds, spec.rounds)} tokens, "
         f"acceptance {ratio(spec.accepted, spec.drafted)} ({', '.join(sources)}){fallbacks}"
     )
 
@@ -184,7 +189,8 @@ def status(stats: pb.GetStatsResponse, endpoint: str, running: Running | None = 
     )
     recent = f"; recently {stats.recent_acceptance:.2f}" if stats.HasField("recent_acceptance") else ""
     tokens = f"tokens: {stats.generated_tokens:,} generated; {speculation(stats.speculation)}{recent}"
-    block = f"block length for a new request: {stats.num_speculative_tokens}; schedule now: {stats.schedule}"
+    asked = f" ({stats.schedule_setting} asked for)" if stats.schedule_setting not in ("", stats.schedule) else ""
+    block = f"block length for a new request: {stats.num_speculative_tokens}; schedule now: {stats.schedule}{asked}"
     lines = [head, Text(requests), Text(tokens), Text(block)]
     told = (("replays", stats.replays), ("fallbacks", stats.fallbacks), ("drafted ahead", stats.draft_guesses))
     for name, counts in told:
@@ -257,6 +263,6 @@ def how_started(running: Running) -> str:
     kept = any(process.name == "supervisor" and process.alive for process in running.processes)
     return (
         "plain processes"
-        + (f", {restarts} restarts" if restarts else "")
+        + (f", {counted(restarts, 'restart')}" if restarts else "")
         + ("" if kept else ", NOT supervised any more")
     )

@@ -131,9 +131,18 @@ def list_models() -> None:
         print(f"{entry.name:<12} {entry.num_bytes / 1e6:>8.1f} MB  {entry.path}{damage}")
 
 
-def verify(name: str) -> None:
-    """Reads every byte of a model. Raises ModelError saying what is wrong."""
+def verify(name: str | None) -> None:
+    """Reads every byte of a model; without a name, of all that `list_models` shows, and of the demo, which then must be here.
+    Raises ModelError saying what is wrong, of several models the first; the others are read and told nevertheless."""
     from deploy import models
 
-    path = models.verify(name)
-    print(f"{name}: good, {path}" if path != name else f"{name}: good, it has no files")
+    wrong: models.ModelError | None = None
+    for each in [name] if name is not None else dict.fromkeys(("demo", *(entry.name for entry in models.listing()))):
+        try:
+            path = models.verify(each)
+        except models.ModelError as error:
+            wrong = wrong or error
+            continue
+        print(f"{each}: good, {path}" if path != each else f"{each}: good, it has no files")
+    if wrong is not None:
+        raise wrong

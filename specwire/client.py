@@ -53,6 +53,8 @@ class Started:
     """In force: fewer than asked for where the target's context has no room for more."""
     sampling: types_pb2.Sampling
     law: Literal["shared_noise", "rejection"] = "shared_noise"
+    ids_only: bool = False
+    """The service has no tokenizer, and tokens come without text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,7 @@ def _started(message: pb.Started) -> Started:
         message.max_tokens,
         message.sampling,
         "rejection" if message.law == types_pb2.LAW_REJECTION else "shared_noise",
+        message.ids_only,
     )
 
 

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from deploy.bench.engine_loop import EngineLoop
 from deploy.bench.passes import Record, ask
-from deploy.bench.statistics import bootstrap, median_ratio, total_ratio
+from deploy.bench.statistics import bootstrap, median_ratio, shown, total_ratio
 from deploy.bench.workload import Item, load
 from specwire.client import DEFAULT_ADDRESS, Client, Final
 from specwire.threads import share_cores
@@ -193,7 +193,7 @@ def summarise(bars: Bars, loop: EngineLoop, report: dict[str, Any]) -> None:
     }
 
 
-def _of(pairs: list[tuple[float, float]], chosen: list[bool]) -> dict[str, float] | None:
+def _of(pairs: list[tuple[float, float]], chosen: list[bool]) -> dict[str, float | None] | None:
     """Ratio of the chosen pairs; None when there are none."""
     found = list(itertools.compress(pairs, chosen))
     return bootstrap(found, total_ratio).plain() if found else None
@@ -231,7 +231,7 @@ def show(report: dict[str, Any], console: Console) -> None:
 
     def add(prefix: str, value: Any) -> None:
         if isinstance(value, dict) and "low" in value:
-            table.add_row(prefix, f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}], n={value['pairs']}")
+            table.add_row(prefix, f"{shown(value, 3)}, n={value['pairs']}")
         elif isinstance(value, dict):
             for key, inner in value.items():
                 add(f"{prefix} {key}".strip(), inner)

@@ -26,7 +26,7 @@ from deploy import topology
 from deploy.bench import tool, workload
 from deploy.bench.passes import Load, run
 from deploy.bench.set_speed import Pair, Speeds, Told, sessions_at_once
-from deploy.bench.statistics import bootstrap, median_ratio
+from deploy.bench.statistics import bootstrap, median_ratio, shown
 from deploy.experiment.relay import Relay
 from deploy.experiment.rig import rig
 from specwire.client import Client
@@ -114,7 +114,7 @@ def show(found: Sequence[dict[str, Any]], console: Console, title: str) -> None:
             each["link"],
             f"{each['round_trip_ms']:g} ms",
             str(each["sessions"]),
-            f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
+            shown(ratio),
             f"{each['plain_tokens_per_s']:.1f}",
             f"{each['drafted_per_round']:.1f}",
             str(each["differing"]),

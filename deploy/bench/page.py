@@ -10,6 +10,7 @@ from rich.table import Table
 
 from deploy.bench.hf import ASSISTED, GENERATE
 from deploy.bench.report import PARTS, PLAIN
+from deploy.bench.statistics import shown, spread
 
 COLUMNS = (
     "load", "variant", "tokens/s", "against plain", "TTFT p50, ms", "a token p50, ms", "p95, ms", "accepted", "tokens a block",
@@ -28,7 +29,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
                 point["load"],
                 point["variant"],
                 f"{point['tokens_per_s']:.1f}",
-                f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "1",
+                shown(ratio) if ratio else "1",
                 f"{point['ttft_ms']['p50']:.0f}",
                 f"{token['p50']:.1f}" if token else "",
                 f"{token['p95']:.1f}" if token else "",
@@ -65,10 +66,7 @@ def _safe(text: str) -> str:
 def comparison(each: dict[str, Any]) -> str:
     """A sentence."""
     ratio = each["throughput_ratio"]
-    return (
-        f"{each['variant']} through the service: {ratio['value']:.2f} times {each['against']} "
-        f"[{ratio['low']:.2f}, {ratio['high']:.2f}]"
-    )
+    return f"{each['variant']} through the service: {ratio['value']:.2f} times {each['against']}{spread(ratio)}"
 
 
 def markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
@@ -155,7 +153,10 @@ def _ours(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _errors(points: Sequence[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:
     ratios = [point["throughput_speedup"] for point in points]
     values = [ratio["value"] for ratio in ratios]
-    spans = [[ratio["value"] - ratio["low"] for ratio in ratios], [ratio["high"] - ratio["value"] for ratio in ratios]]
+    spans = [
+        [abs(ratio["value"] - (ratio["value"] if ratio[end] is None else ratio[end])) for ratio in ratios]
+        for end in ("low", "high")
+    ]
     return values, spans
 
 

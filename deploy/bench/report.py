@@ -11,7 +11,7 @@ from typing import Any
 
 from deploy.bench.hf import ASSISTED, GENERATE
 from deploy.bench.passes import Load, Pass, Record
-from deploy.bench.statistics import bootstrap, median_ratio, total_ratio
+from deploy.bench.statistics import bootstrap, median_ratio, spread, total_ratio
 from specwire.client import Final
 
 PLAIN, AUTO = "plain", "auto"
@@ -186,13 +186,14 @@ def advice(points: Sequence[dict[str, Any]], lost: Sequence[str] = ()) -> list[d
 
 def _shown(found: dict[str, Any], end: str) -> float:
     """An end of a ratio's interval as `_ratio` shows it."""
-    return float(f"{found['throughput_speedup'][end]:.2f}")
+    ratio = found["throughput_speedup"]
+    return float(f"{ratio['value' if ratio[end] is None else end]:.2f}")
 
 
 def _ratio(found: dict[str, Any]) -> str:
     ratio = found["throughput_speedup"]
     few = f" (of {ratio['pairs']} passes; {ENOUGH_PASSES} tell more)" if ratio["pairs"] < ENOUGH_PASSES else ""
-    return f"{ratio['value']:.2f} times plain [{ratio['low']:.2f}, {ratio['high']:.2f}]{few}"
+    return f"{ratio['value']:.2f} times plain{spread(ratio)}{few}"
 
 
 def loads(concurrency: Sequence[int], rates: Sequence[float]) -> list[Load]:

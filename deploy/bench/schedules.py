@@ -24,7 +24,7 @@ from rich.table import Table
 from coordinator.schedule import ahead_us, rotation_us
 from deploy.bench import tool
 from deploy.bench.set_speed import Pair, Speeds, Told, mean, sessions_at_once
-from deploy.bench.statistics import bootstrap, median_ratio
+from deploy.bench.statistics import bootstrap, median_ratio, shown
 from deploy.experiment.rig import rig
 from specwire.client import Client
 from specwire.law.errors import InvalidArgument
@@ -184,7 +184,7 @@ def show(results: list[dict[str, Any]], console: Console) -> None:
                 f"{each['round_ms']:.1f}",
                 f"{each['formula_ms']:.1f}",
                 f"{each['of_formula']:.3f}",
-                f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
+                shown(ratio),
                 str(each["differing"]),
             )
     console.print(table)

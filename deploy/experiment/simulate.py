@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,7 +25,10 @@ from deploy.bench import tool
 from deploy.experiment.meter import Results
 from deploy.experiment.runs import Compared, Fixed, best_fixed, compare, fix, simulate
 from deploy.experiment.world import CHOICES, Acceptance, Steps, World
+from specwire.law.errors import InvalidArgument
 
+_OPTIONS = {"target": "--target-us", "draft": "--draft-us", "linger": "--no-linger", "profiled": "--no-profile"}
+"""Settings whose option is called otherwise."""
 _WIDE = 180
 """Columns where nobody looks at a terminal."""
 
@@ -44,52 +48,65 @@ def worlds(args: argparse.Namespace) -> Iterator[World]:
     for sessions, draft_link_us, target_link_us in itertools.product(
         args.sessions, args.draft_link_us, args.target_link_us
     ):
-        yield World(
-            target=target,
-            draft=draft,
-            acceptance=acceptance,
-            sessions=sessions,
-            draft_link_us=draft_link_us,
-            target_link_us=target_link_us,
-            **same,
-        )
+        try:
+            yield World(
+                target=target,
+                draft=draft,
+                acceptance=acceptance,
+                sessions=sessions,
+                draft_link_us=draft_link_us,
+                target_link_us=target_link_us,
+                **same,
+            )
+        except InvalidArgument as error:
+            raise InvalidArgument(_OPTIONS.get(error.field, option(error.field)), error.value, error.limit) from None
+
+
+def option(field: str) -> str:
+    """What a setting is called on the command line."""
+    return f"--{field.replace('_', '-')}"
 
 
 def table(found: Sequence[tuple[World, Results, Compared | None]]) -> Table:
-    """A row a world."""
-    columns = [
-        "sessions",
-        "r_d ms",
-        "r_t ms",
-        "tokens/s",
-        "a token ms, p50",
-        "p95",
-        "tokens a block",
-        "k",
-        "rows a step",
-    ]
-    columns += ["target busy", "draft busy", "turn ms", "hits", "schedule"]
-    compared = any(each for _, _, each in found)
-    made = Table(*columns, *(["of the best", "which is"] if compared else []), title="Simulated")
-    for world, got, against in found:
-        made.add_row(
-            str(world.sessions),
-            f"{world.draft_link_us / 1e3:g}",
-            f"{world.target_link_us / 1e3:g}",
-            f"{got.tokens_per_s:.1f}",
-            f"{got.token_p50_us / 1e3:.2f}",
-            f"{got.token_p95_us / 1e3:.2f}",
-            f"{got.acceptance_length:.2f}",
-            f"{got.k:.1f}",
-            f"{got.step_rows:.1f}",
-            f"{100 * got.target_busy:.0f} %",
-            f"{100 * got.draft_busy:.0f} %",
-            f"{got.period_us / 1e3:.1f}",
-            f"{100 * got.hits / got.asked_ahead:.0f} %" if got.asked_ahead else "",
-            max(got.schedules, key=got.schedules.__getitem__),
-            *([f"{100 * against.ratio:.1f} %", str(against.best)] if against else []),
+    """A row a world. *a block*: tokens that a round brings; *rows*: of a step; *target*, *draft*: their share of time at work."""
+    same = {
+        name: f"{values.pop():g} ms"
+        for name, values in (
+            ("r_d", {world.draft_link_us / 1e3 for world, _, _ in found}),
+            ("r_t", {world.target_link_us / 1e3 for world, _, _ in found}),
         )
+        if len(values) == 1
+    }
+    made = Table(title=", ".join(["Simulated", *(f"{name} {value}" for name, value in same.items())]))
+    rows = [_cells(*each) for each in found]
+    for name in rows[0]:
+        if name.removesuffix(", ms") not in same and any(cells[name] for cells in rows):
+            made.add_column(name, justify="left" if name in ("schedule", "which is") else "right")
+    for cells in rows:
+        made.add_row(*(cells[str(column.header)] for column in made.columns))
     return made
+
+
+def _cells(world: World, got: Results, against: Compared | None) -> dict[str, str]:
+    """A row by column; a column that is empty in every row is left out."""
+    return {
+        "sessions": str(world.sessions),
+        "r_d, ms": f"{world.draft_link_us / 1e3:g}",
+        "r_t, ms": f"{world.target_link_us / 1e3:g}",
+        "tokens/s": f"{got.tokens_per_s:.1f}",
+        "token ms, p50": f"{got.token_p50_us / 1e3:.2f}",
+        "p95": f"{got.token_p95_us / 1e3:.2f}",
+        "a block": f"{got.acceptance_length:.2f}",
+        "k": f"{got.k:.1f}",
+        "rows": f"{got.step_rows:.1f}",
+        "target": f"{100 * got.target_busy:.0f} %",
+        "draft": f"{100 * got.draft_busy:.0f} %",
+        "turn, ms": f"{got.period_us / 1e3:.1f}",
+        "hits": f"{100 * got.hits / got.asked_ahead:.0f} %" if got.asked_ahead else "",
+        "schedule": max(got.schedules, key=got.schedules.__getitem__),
+        "of the best": f"{100 * against.ratio:.1f} %" if against else "",
+        "which is": str(against.best) if against else "",
+    }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,9 +119,7 @@ def parser() -> argparse.ArgumentParser:
     )
     world = World()
     number = made.add_argument
-    number(
-        "--sessions", type=_whole_numbers, default="1,4,16,64", help="list: sessions at work, each asking again at once"
-    )
+    number("--sessions", default="1,4,16,64", help="list: sessions at work, each asking again at once")
     number(
         "--arrivals-per-s",
         type=float,
@@ -115,16 +130,14 @@ def parser() -> argparse.ArgumentParser:
     number("--target-row-us", type=float, default=500.0, help="what each further row adds")
     number("--draft-us", type=float, default=2_000.0, help="the draft's step of one session: a token")
     number("--draft-session-us", type=float, default=0.0, help="what each further session in it adds")
-    number(
-        "--acceptance", type=_numbers, default="0.7", help="chance of a token; a list: by position, the last goes on"
-    )
-    number("--draft-link-us", type=_numbers, default="500", help="list: round trip to the draft")
-    number("--target-link-us", type=_numbers, default="500", help="list: round trip to the target")
+    number("--acceptance", default="0.7", help="chance of a token; a list: by position, the last goes on")
+    number("--draft-link-us", default="500", help="list: round trip to the draft")
+    number("--target-link-us", default="500", help="list: round trip to the target")
     number("--coordinator-us", type=float, default=0.0, help="the coordinator's work for a frame that it receives")
     number("--coordinator-answer-us", type=float, default=0.0, help="the same for each answer in it")
     number("--schedule", choices=CHOICES, default="auto", help="how sessions share draft and target")
     number("--groups", type=int, default=world.groups, help="of a rotation that --schedule asks for")
-    number("--k", type=_length, default="auto", help="block length, 0 for plain decoding, or auto")
+    number("--k", default="auto", help="block length, 0 for plain decoding, or auto")
     number("--longest", type=int, default=world.longest, help="longest block")
     number("--answer-tokens", type=int, default=world.answer_tokens, help="tokens of an answer")
     number("--prompt-tokens", type=int, default=world.prompt_tokens, help="tokens of a prompt")
@@ -146,16 +159,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
-def _whole_numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def _length(text: str) -> int | None:
-    return None if text == "auto" else int(text)
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
+        raise InvalidArgument("--k", text, "auto or a whole number of at least 0") from None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -165,6 +173,22 @@ def main(argv: list[str] | None = None) -> int:
 
 def _main(argv: list[str] | None) -> int:
     args = parser().parse_args(argv)
+    args.sessions = [int(each) for each in tool.numbers("--sessions", args.sessions, 1, whole=True)]
+    for field in ("acceptance", "draft_link_us", "target_link_us"):
+        setattr(args, field, tool.numbers(option(field), getattr(args, field), 0))
+    args.k = _length(args.k)
+    for field in ("rounds", "warm_up"):
+        if (given := getattr(args, field)) is not None:
+            tool.count(option(field), given)
+    for field, of in (
+        ("target_row_us", args.target_row_us),
+        ("draft_us", args.draft_us),
+        ("draft_session_us", args.draft_session_us),
+    ):
+        if not 0 <= of < math.inf:
+            raise InvalidArgument(option(field), of, "finite and at least 0")
+    if args.schedule == "rotation" and args.groups < 2:
+        raise InvalidArgument("--groups", args.groups, "at least 2 with --schedule rotation")
     output = tool.writable("--json", args.json)
     run = {"seed": args.seed, "rounds": args.rounds, "warm_up": args.warm_up}
     found: list[tuple[World, Results, Compared | None]] = []

@@ -36,7 +36,7 @@ def fetch(name: str = store.DEMO, report: Report | None = None) -> str:
     report = report or silent
     if name == store.DEMO:
         _fetch_demo(report)
-    elif name not in (store.DEMO_DRAFT, store.TABLE) and not Path(name).expanduser().is_dir():
+    elif name.strip() and name not in (store.DEMO_DRAFT, store.TABLE) and not Path(name).expanduser().is_dir():
         _fetch_from_hub(name)
     return store.resolve(name)
 

@@ -68,6 +68,8 @@ def resolve(name: str | os.PathLike[str]) -> str:
 
     Raises Unavailable when the model must be fetched first, or again; InvalidArgument when the name can mean nothing."""
     name = os.fspath(name)
+    if not name.strip():  # as a path it would be the folder one is in
+        raise unknown(name)
     if name == TABLE:
         return name
     if name == DEMO:

@@ -355,6 +355,7 @@ class Started(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     LAW_FIELD_NUMBER: _builtins.int
+    IDS_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Given or chosen."""
     model: _builtins.str
@@ -367,6 +368,8 @@ class Started(_message.Message):
     """Token limit in force."""
     law: _types_pb2.Law.ValueType
     """Acceptance law in force."""
+    ids_only: _builtins.bool
+    """True: the service has no tokenizer, and tokens come as ids without text."""
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling:
         """Sampling in force, defaults filled in."""
@@ -381,10 +384,11 @@ class Started(_message.Message):
         sampling: _types_pb2.Sampling | None = ...,
         max_tokens: _builtins.int = ...,
         law: _types_pb2.Law.ValueType = ...,
+        ids_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids_only", b"ids_only", "law", b"law", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1007,6 +1011,7 @@ class GetStatsResponse(_message.Message):
     MAX_WAITING_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     DRAFT_GUESSES_FIELD_NUMBER: _builtins.int
+    SCHEDULE_SETTING_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Program version."""
     uptime_s: _builtins.float
@@ -1041,6 +1046,8 @@ class GetStatsResponse(_message.Message):
     """Most requests waiting."""
     schedule: _builtins.str
     """How sessions share draft and target now: synchronous, rotation of N, run-ahead."""
+    schedule_setting: _builtins.str
+    """What the settings ask for: auto, synchronous, rotation of N, run-ahead. Empty: a service older than the field."""
     @_builtins.property
     def speculation(self) -> Global___SpeculationStats:
         """Speculation counters, all requests together."""
@@ -1086,10 +1093,11 @@ class GetStatsResponse(_message.Message):
         max_waiting: _builtins.int = ...,
         schedule: _builtins.str = ...,
         draft_guesses: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        schedule_setting: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_recent_acceptance", b"_recent_acceptance", "recent_acceptance", b"recent_acceptance", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_recent_acceptance", b"_recent_acceptance", "cancelled", b"cancelled", "draft_guesses", b"draft_guesses", "draining", b"draining", "failed", b"failed", "fallbacks", b"fallbacks", "finished", b"finished", "generated_tokens", b"generated_tokens", "max_running", b"max_running", "max_waiting", b"max_waiting", "num_speculative_tokens", b"num_speculative_tokens", "ready", b"ready", "recent_acceptance", b"recent_acceptance", "refused", b"refused", "replays", b"replays", "running", b"running", "schedule", b"schedule", "speculation", b"speculation", "stale_answers", b"stale_answers", "uptime_s", b"uptime_s", "version", b"version", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_recent_acceptance", b"_recent_acceptance", "cancelled", b"cancelled", "draft_guesses", b"draft_guesses", "draining", b"draining", "failed", b"failed", "fallbacks", b"fallbacks", "finished", b"finished", "generated_tokens", b"generated_tokens", "max_running", b"max_running", "max_waiting", b"max_waiting", "num_speculative_tokens", b"num_speculative_tokens", "ready", b"ready", "recent_acceptance", b"recent_acceptance", "refused", b"refused", "replays", b"replays", "running", b"running", "schedule", b"schedule", "schedule_setting", b"schedule_setting", "speculation", b"speculation", "stale_answers", b"stale_answers", "uptime_s", b"uptime_s", "version", b"version", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__recent_acceptance: _TypeAlias = _typing.Literal["recent_acceptance"]  # noqa: Y015
     _WhichOneofArgType__recent_acceptance: _TypeAlias = _typing.Literal["_recent_acceptance", b"_recent_acceptance"]  # noqa: Y015

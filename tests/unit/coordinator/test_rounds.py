@@ -24,11 +24,11 @@ class Asked(Scheduler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[tuple[int, int]] = []
+        self.questions: list[tuple[int, int]] = []
 
     def round(self, curves: ServiceCurves, sessions: int, longest: int) -> Schedule:
         """See Scheduler."""
-        self.asked.append((sessions, longest))
+        self.questions.append((sessions, longest))
         return SYNCHRONOUS
 
 
@@ -52,7 +52,7 @@ def seen(targets: int, requests: int, **spec: Any) -> tuple[list[tuple[int, int]
         for _ in range(requests):
             made.open(dataclasses.replace(SPEC, **spec), RequestClock(), None)
             shares.append(made.curves.sessions)
-        return asked.asked, shares
+        return asked.questions, shares
 
     return asyncio.run(works())
 

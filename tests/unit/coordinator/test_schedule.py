@@ -428,6 +428,23 @@ def test_after_many_rounds_running_ahead_is_tried_again() -> None:
     assert 1024 <= again - end < 1024 + 16
 
 
+def test_during_a_trial_what_it_will_go_back_to_stands() -> None:
+    """So that a log tells of choices only."""
+    scheduler, curves = Scheduler(), service(beside=2.0)
+
+    assert ["run-ahead", "synchronous"] == [rounds(scheduler, curves, 1025)[-1], str(scheduler.standing)]
+    assert SYNCHRONOUS == scheduler.chosen or rounds(scheduler, curves, 8)[-1] == str(scheduler.standing)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [("auto", "auto"), ("synchronous", "synchronous"), ("rotation", "rotation of 3"), ("run_ahead", "run-ahead")],
+)
+def test_what_is_asked_for_is_named_as_what_is_in_force(choice: Choice, expected: str) -> None:
+    """Also before the first round, while nothing takes turns yet."""
+    assert expected == Scheduler(choice, 3).asked
+
+
 def test_a_trial_that_pays_stays() -> None:
     """The draft has got cores of its own, which only a trial can show."""
     scheduler, curves = Scheduler(), service(beside=2.0)

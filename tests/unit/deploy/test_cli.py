@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pkgutil
 import subprocess
@@ -156,6 +157,25 @@ def test_ids_go_as_they_are(run: Run, client: type[FakeClient]) -> None:
     run("generate", "1, 2 3", "--ids")
 
     assert [1, 2, 3] == client.asked["prompt_ids"]
+
+
+def test_ids_come_as_they_are_committed(run: Run, client: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the service has no tokenizer; also what came before a failure is seen."""
+    started = EVENTS[0]
+    assert isinstance(started, Started)
+    events = [
+        dataclasses.replace(started, ids_only=True),
+        Tokens((7, 8), ""),
+        Tokens((9,), ""),
+        dataclasses.replace(FINAL, text=""),
+    ]
+    monkeypatch.setattr(sys.modules[__name__], "EVENTS", events)
+    whole = run("generate", "1,2", "--ids")
+    client.fails, client.fails_after = Unavailable("gone"), 3
+    broken = run("generate", "1,2", "--ids")
+
+    assert (0, "7 8 9\n") == whole[:2]
+    assert (4, "7 8 9\n") == broken[:2]
 
 
 def test_the_prompt_may_come_from_standard_input(
@@ -398,6 +418,23 @@ def test_a_damaged_model_is_not_an_absent_one(run: Run, monkeypatch: pytest.Monk
     assert "damaged: config.json has 0 bytes, not 2" in listed[1].splitlines()[0]
 
 
+def test_verify_without_a_name_reads_every_model(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is good is told although something is damaged; what was never fetched is told as well."""
+    monkeypatch.setenv("SPECWIRE_CACHE", str(tmp_path))
+    absent = run("models", "verify")
+    folder = tmp_path / "models" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(b"{}")
+    checksums.write_manifest(folder, {})
+    good = run("models", "verify")
+    (folder / "config.json").write_bytes(b"")
+    damaged = run("models", "verify")
+
+    assert (3, "") == absent[:2]
+    assert (0, ["demo", "demo-draft"]) == (good[0], [line.partition(":")[0] for line in good[1].splitlines()])
+    assert (4, ["demo-draft"]) == (damaged[0], [line.partition(":")[0] for line in damaged[1].splitlines()])
+
+
 def test_verify_of_a_model_without_files(run: Run) -> None:
     """It says that there was nothing to look at."""
     assert (0, "table: good, it has no files\n", "") == run("models", "verify", "table")
@@ -439,6 +476,10 @@ def test_status_for_programs(run: Run, client: type[FakeClient]) -> None:
         (("generate", "x", "--num-speculative-tokens", "many"), "--num-speculative-tokens: got 'many'"),
         (("generate", "x", "--method", "magic"), "method: got 'magic', must be auto, draft_model or ngram"),
         (("generate", "1;2", "--ids"), "PROMPT: got '1;2', must be token ids"),
+        (("generate", "1,,2", "--ids"), "PROMPT: got '1,,2', must be token ids"),
+        (("generate", "1,2,", "--ids"), "PROMPT: got '1,2,', must be token ids"),
+        (("models", "path", ""), "model: got '', must be demo, demo-draft, table"),
+        (("models", "fetch", " "), "model: got ' ', must be demo, demo-draft, table"),
         (("generate", "x", "--raw", "--system", "y"), "--system"),
         (("generate", "x", "--address", "nowhere"), "must be host:port"),
         (("status", "--actors"), "--actors"),

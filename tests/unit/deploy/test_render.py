@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 
+import pytest
 from rich.console import Console, RenderableType
 
 from deploy import render
@@ -146,6 +147,24 @@ def stats() -> pb.GetStatsResponse:
         replays={"target_lost": 2},
         fallbacks={"draft_timeout": 1},
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("run-ahead", ""), ("", ""), ("auto", " (auto asked for)"), ("synchronous", " (synchronous asked for)")],
+)
+def test_the_schedule_and_what_was_asked_for(setting: str, expected: str) -> None:
+    """The second only where it is another; a service of before does not say it."""
+    told = stats()
+    told.schedule, told.schedule_setting = "run-ahead", setting
+
+    assert text(render.status(told, "a:1"))[3].endswith(f"schedule now: run-ahead{expected}")
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, "0 tokens"), (1, "1 token"), (2, "2 tokens")])
+def test_one_is_singular(count: int, expected: str) -> None:
+    """Everywhere that things are counted."""
+    assert expected == render.counted(count, "token")
 
 
 def test_the_state_of_the_service() -> None:

@@ -319,7 +319,49 @@ def test_the_command_prints_a_table_and_writes_numbers(tmp_path: Path, capsys: p
     assert "Simulated" in capsys.readouterr().out
 
 
-def test_the_command_names_a_setting_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard error, with status 2."""
-    assert 2 == main(["--stretch", "0"])
-    assert "stretch: got 0.0, must be finite and at least 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "value", "limit"),
+    [
+        ("--stretch", "0", "finite and at least 1"),
+        ("--longest", "65", "in [0, 64]"),
+        ("--target-us", "0", "longer than nothing for a single row"),
+        ("--target-row-us", "-1", "finite and at least 0"),
+        ("--draft-us", "nan", "finite and at least 0"),
+        ("--sessions", "1,x", "whole numbers of at least 1"),
+        ("--sessions", "0", "whole numbers of at least 1"),
+        ("--draft-link-us", "-1", "numbers of at least 0"),
+        ("--acceptance", "1.5", "in [0, 1]"),
+        ("--k", "many", "auto or a whole number"),
+        ("--rounds", "0", "at least 1"),
+        ("--warm-up", "0", "at least 1"),
+        ("--schedule rotation --groups", "1", "at least 2"),
+    ],
+)
+def test_the_command_names_an_option_that_cannot_be(
+    option: str, value: str, limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it was typed, on standard error, with status 2 and nothing simulated."""
+    status = main([*option.split()[:-1], f"{option.split()[-1]}={value}"])
+    said = capsys.readouterr()
+
+    assert (2, "", True, True) == (status, said.out, said.err.startswith(option.split()[-1]), limit in said.err)
+
+
+def test_the_table_leaves_out_what_is_empty_and_says_once_what_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """Links in the title while there is one of each, hits only where something ran ahead."""
+    short = ["--k", "2", "--rounds", "5", "--warm-up", "2", "--sessions", "1"]
+    main([*short, "--schedule", "synchronous"])
+    same = capsys.readouterr().out
+    main([*short, "--schedule", "run_ahead", "--draft-link-us", "0,500"])
+    differ = capsys.readouterr().out
+
+    assert ["Simulated, r_d 0.5 ms, r_t 0.5 ms", False, False] == [
+        same.splitlines()[0].strip(),
+        "hits" in same,
+        "r_d, ms" in same,
+    ]
+    assert ["Simulated, r_t 0.5 ms", True, True] == [
+        differ.splitlines()[0].strip(),
+        "hits" in differ,
+        "r_d, ms" in differ,
+    ]
