@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.measure import LARGEST_ERROR, PRIOR, Acceptance, Average, ByLoad, StepTimes
-from coordinator.schedule import SYNCHRONOUS, Schedule, ahead_us, lengths, rotation_us
+from coordinator.schedule import SYNCHRONOUS, Schedule, ahead_together_us, lengths, rotation_us
 from specwire.law.tasks import StepTiming
 from specwire.law.values import Source
 from specwire.wire.stopwatch import Passage
@@ -35,6 +35,8 @@ _MUCH_TEXT = 16
 """Tokens of text from which on a step tells what reading costs: few go along with the tokens that are proposed."""
 _GUESSES = 4.0
 """Right guesses of a draft that ran ahead that the acceptance alone counts for."""
+_ROUNDS_AHEAD = 16.0
+"""Rounds of a draft that ran ahead that the formula alone counts for."""
 _UNMEASURED_DRAFT = 0.15
 """Draft time per token, in target steps, before anything is known."""
 
@@ -78,6 +80,8 @@ class ServiceCurves:
         """The same of r_t."""
         self._guessed = self._hoped = 0.0
         """Guesses of a draft that ran ahead: right ones, and right ones expected by acceptance. Older ones count less."""
+        self._ahead_took: dict[int, tuple[float, float]] = {}
+        """By load: rounds of a draft that ran ahead, in multiples of what they should take, and how many. Older ones count less."""
         self._last_step = "", -1
         self._drafted = self._accepted = 0.0
 
@@ -240,14 +244,39 @@ class ServiceCurves:
         """Expected time of a session's round under a schedule, every session doing the same."""
         if schedule == SYNCHRONOUS:
             return self.round_us(Source.DRAFT_MODEL, num_tokens, sessions)
+        if schedule.ahead:
+            return self.ahead_error(sessions) * self.ahead_us(sessions, num_tokens, whole, guessed)
         stretch = self._stretch(sessions)
         size = -(-sessions // schedule.groups)
         token_us, verify_us = stretch * self.draft_us(size), stretch * self.verify.at(size * (num_tokens + 1))
         draft_way, target_way = self.draft_way.at(sessions), self.target_way.at(sessions)
-        if schedule.ahead:
-            hit = guessed * (self._guessed + _GUESSES) / (self._hoped + _GUESSES)
-            return ahead_us(whole, min(whole, hit), num_tokens, token_us, draft_way, verify_us, target_way)
         return rotation_us(schedule.groups, num_tokens * token_us, draft_way + target_way, verify_us)
+
+    def ahead_us(self, sessions: int, num_tokens: int, whole: float, guessed: float) -> float:
+        """What a round of a draft that runs ahead should take, before it was seen."""
+        stretch = self._stretch(sessions)
+        hit = min(whole, guessed * (self._guessed + _GUESSES) / (self._hoped + _GUESSES))
+        return ahead_together_us(
+            whole,
+            hit,
+            num_tokens,
+            stretch * self.draft_us(sessions),
+            self.draft_way.at(sessions),
+            lambda together: stretch * self.verify.at(together * (num_tokens + 1)),
+            self.target_way.at(sessions),
+            sessions,
+        )
+
+    def ahead_error(self, sessions: int) -> float:
+        """How many times longer than `ahead_us` rounds turned out to take with so many sessions."""
+        took, thought = self._ahead_took.get(sessions.bit_length(), (0.0, 0.0))
+        return (took + _ROUNDS_AHEAD) / (thought + _ROUNDS_AHEAD)
+
+    def observe_ahead(self, sessions: int, expected_us: float, us: float) -> None:
+        """A round whose draft ran ahead is over. A lost worker is no property of the schedule: what is far off counts little."""
+        took, thought = self._ahead_took.get(sessions.bit_length(), (0.0, 0.0))
+        longer = min(us / expected_us, LARGEST_ERROR)
+        self._ahead_took[sessions.bit_length()] = (took * _SERVICE_MEMORY + longer, thought * _SERVICE_MEMORY + 1.0)
 
     def best_rate(self, schedule: Schedule, sessions: int, longest: int) -> float:
         """Tokens per microsecond of each session under a schedule, at its best block length; where nobody waits for anybody, plain

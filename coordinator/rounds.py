@@ -147,7 +147,8 @@ class Rounds:
         draft = self._roster.usable(session.draft_name or "", time.monotonic())
         # a draft that can propose no more than a block has no room for the guess before it, and the next would be shorter
         if length > 0 and not _drawn(session) and draft is not None and length < draft.info.max_block:
-            session.guessed = window.guessed(len(block))
+            whole, session.guessed = window.guessed(len(block))
+            session.ahead_us = self.curves.ahead_us(self.curves.sessions, len(block), whole, session.guessed)
             self.execute(session, ledger.run_ahead(length))
 
     def _note_guess(self, session: Session, ledger: Ledger) -> None:
@@ -362,6 +363,9 @@ class Rounds:
             beside = self.drafting.within(session.to_target.written_ns, received_ns)
             target = session.target_name
             self.curves.observe_verify(source, frame.step, way, beside=beside, target=target)
+        if session.ahead_us:
+            self.curves.observe_ahead(self.curves.sessions, session.ahead_us, (taken - clock.round.begun_ns) / 1e3)
+            session.ahead_us = 0.0
         session.window.observe(source, drafted, commit.accepted, clock.round.draft, way, first=prefilled > 0)
         if session.lookup is not None:
             session.lookup.extend(commit.tokens)

@@ -134,6 +134,8 @@ class Session:
         """Tokens that this round's plan asked the draft for."""
         self.guessed = 0.0
         """Chance, by acceptance, that what the draft was last asked for ahead is right."""
+        self.ahead_us = 0.0
+        """What this round should take, as its draft runs ahead; 0: it does not."""
         self.waiting_since_ns: int | None = None
         """Since when the target's stream is down under a round of this session."""
         self.paused_since_ns: int | None = None

@@ -192,9 +192,10 @@ class RequestWindow:
         if self._rate > 0.0:
             self._settle(accepted + 1, target_way.total_us + (draft_way.total_us if draft_way else 0), first)
 
-    def guessed(self, num_tokens: int) -> float:
-        """Chance, by acceptance, that a block of the draft stands and that the token after it is guessed right too."""
-        return prod(self._chances(Source.DRAFT_MODEL, num_tokens + 1))
+    def guessed(self, num_tokens: int) -> tuple[float, float]:
+        """Chances, by acceptance, that a block of the draft stands, and that the token after it is guessed right too."""
+        *block, bonus = self._chances(Source.DRAFT_MODEL, num_tokens + 1)
+        return (whole := prod(block)), whole * bonus
 
     def best(self, room: Room) -> tuple[float, Plan]:
         """Tokens per microsecond of the best choice, and the choice. The last one wins over others that are hardly better."""

@@ -68,6 +68,8 @@ class Session:
     """The next block's, once it is here."""
     guessed: float = 0.0
     """Chance, by acceptance, that the guess is right."""
+    ahead_us: float = 0.0
+    """What a round should take whose draft runs ahead; 0: it does not."""
     right: bool = False
     """Whether it is. The coordinator knows it once verdict and guess are here."""
     judged: bool = False
@@ -162,7 +164,8 @@ class Rounds:
             return
         length = min(session.length, self.longest, session.wanted - block - 2)
         if length > 0:
-            session.guessed = session.window.guessed(block)
+            whole, session.guessed = session.window.guessed(block)
+            session.ahead_us = self.curves.ahead_us(self.curves.sessions, block, whole, session.guessed)
             session.ahead, session.ahead_tokens, session.judged = self._ask(session, 0, length + 1), None, False
 
     def _take_ahead(self, session: Session, tokens: int) -> None:
@@ -234,6 +237,9 @@ class Rounds:
         beside = self.drafting.within(job.written_us, received_us)
         self.curves.observe_verify(source, step, way, beside=beside, target=session.target.name)
         session.window.observe(source, drafted, accepted, session.draft_way, way, first=step.prefill_rows > 0)
+        if session.ahead_us:
+            self.curves.observe_ahead(self.curves.sessions, session.ahead_us, self._clock.now - session.begun_us)
+            session.ahead_us = 0.0
         session.committed += accepted + 1
         session.wanted -= accepted + 1
         self._meter.round(session.id.counter, self.curves.schedule, drafted, accepted, self._clock.now)

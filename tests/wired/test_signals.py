@@ -147,9 +147,9 @@ def test_coordinator_killed(stack: Processes) -> None:
         stack.ready()
         running.until_accepted()
         running.until_over(8)
-        retried = [answer for answer in running.inner.answers if answer.final and answer.final.retries]
 
-    assert len(retried) == 4
+    retried = [answer for answer in running.inner.answers if answer.final and answer.final.retries]
+    assert len(retried) == 4  # however long each waited before it asked again: all are over now
 
 
 def test_terminated_processes_end_with_status_zero(stack: Processes) -> None:

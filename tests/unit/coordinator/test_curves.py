@@ -8,8 +8,8 @@ from math import prod
 import pytest
 
 from coordinator.curves import ServiceCurves
-from coordinator.measure import PRIOR, ByLoad
-from coordinator.schedule import RUN_AHEAD, SYNCHRONOUS, Schedule, ahead_us, rotation_us
+from coordinator.measure import LARGEST_ERROR, PRIOR, ByLoad
+from coordinator.schedule import RUN_AHEAD, SYNCHRONOUS, Schedule, ahead_together_us, ahead_us, rotation_us
 from coordinator.window import Plan, Room
 from specwire.law.tasks import StepTiming
 from specwire.law.values import Source
@@ -88,14 +88,15 @@ def test_running_ahead_takes_what_the_formula_says(
 ) -> None:
     """With the acceptance's own chance of a right guess, while none was seen."""
     curves, stretch = learnt(sessions, beside), max(1.0, beside)
-    expected = ahead_us(
+    expected = ahead_together_us(
         whole,
         guessed,
         k,
         stretch * token_us(sessions),
         DRAFT_WAY,
-        stretch * verify_us(sessions * (k + 1)),
+        lambda together: stretch * verify_us(together * (k + 1)),
         TARGET_WAY,
+        sessions,
     )
 
     assert pytest.approx(expected) == curves.schedule_us(RUN_AHEAD, sessions, k, whole, guessed)
@@ -179,11 +180,11 @@ def test_a_block_is_as_long_as_the_schedule_makes_it_worth(
     assert rate >= curves.best_rate(schedule, sessions, 8)
 
 
-@pytest.mark.parametrize(("k", "expected"), [(1, 0.8 * 0.5), (2, 0.8 * 0.5 * 0.25), (3, 0.8 * 0.5 * 0.25 * 0.25)])
-def test_the_chance_of_a_guess_is_that_of_a_block_one_longer(k: int, expected: float) -> None:
+@pytest.mark.parametrize(("k", "whole", "bonus"), [(1, 0.8, 0.5), (2, 0.8 * 0.5, 0.25), (3, 0.8 * 0.5 * 0.25, 0.25)])
+def test_the_chance_of_a_guess_is_that_of_a_block_one_longer(k: int, whole: float, bonus: float) -> None:
     """The bonus is one more token that the draft has to find."""
 
-    assert pytest.approx(expected) == learnt(curve=(0.8, 0.5, 0.25)).request(None, 8).guessed(k)
+    assert pytest.approx((whole, whole * bonus)) == learnt(curve=(0.8, 0.5, 0.25)).request(None, 8).guessed(k)
 
 
 # ------------------------------------------------------------------ what is learnt
@@ -369,6 +370,30 @@ def test_no_guess_is_surer_than_the_block_before_it(whole: float) -> None:
     always = ahead_us(whole, whole, 2, token_us(1), DRAFT_WAY, verify_us(3), TARGET_WAY)
 
     assert pytest.approx(always) == curves.schedule_us(RUN_AHEAD, 1, 2, whole, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ([], 1.0),
+        ([2.0], 18 / 17),  # the formula counts for sixteen
+        ([2.0] * 16, 1.5),
+        ([0.5, 1.5] * 300, 1.0),
+        ([0.8] * 2000, (0.8 * 200 + 16) / 216),  # 200 count
+        ([1e6], (16 + LARGEST_ERROR) / 17),  # a worker was lost, and came back
+    ],
+)
+def test_rounds_ahead_move_what_they_are_thought_to_take(factors: list[float], expected: float) -> None:
+    """At this load, under this schedule; other schedules stay as they are."""
+    curves = learnt(sessions=4)
+    before = {each: curves.schedule_us(each, 4, 2, 0.6, 0.4) for each in (SYNCHRONOUS, Schedule(2), RUN_AHEAD)}
+    for factor in factors:
+        curves.observe_ahead(4, 1_000.0, 1_000.0 * factor)
+    after = {each: curves.schedule_us(each, 4, 2, 0.6, 0.4) for each in before}
+
+    assert pytest.approx(expected, abs=0.01 if len(factors) > 1 else 1e-9) == after[RUN_AHEAD] / before[RUN_AHEAD]
+    assert [before[SYNCHRONOUS], before[Schedule(2)]] == [after[SYNCHRONOUS], after[Schedule(2)]]
+    assert 1.0 == curves.ahead_error(16)
 
 
 def test_guesses_say_nothing_of_other_schedules() -> None:

@@ -16,6 +16,7 @@ from coordinator.schedule import (
     Choice,
     Schedule,
     Scheduler,
+    ahead_together_us,
     ahead_us,
     lengths,
     rotation_us,
@@ -155,6 +156,45 @@ def test_a_draft_that_is_done_when_it_hears_of_a_refusal_begins_at_once(token_us
     tokens are made in the 120 that a verdict takes, though what it made may be on its way still."""
 
     assert 120 + 2 * token_us + draft_link_us == ahead_us(0.0, 0.0, 2, token_us, draft_link_us, 100, 20)
+
+
+def step_us(together: int) -> float:
+    """Of sessions that judge three rows each."""
+    return 100.0 + 3.0 * together
+
+
+def test_one_that_runs_ahead_has_nobody_to_wait_for() -> None:
+    """The same as before, exactly."""
+    alone = ahead_together_us(0.7, 0.5, 2, 10.0, 40.0, step_us, 20.0, 1)
+
+    assert ahead_us(0.7, 0.5, 2, 10.0, 40.0, step_us(1), 20.0) == alone
+
+
+def test_who_is_always_right_stays_in_step() -> None:
+    """All are there at every step; only the way of a verdict lies between two of them, in which somebody else may be served."""
+    together = ahead_together_us(1.0, 1.0, 2, 10.0, 5.0, step_us, 0.0, 8)
+
+    assert pytest.approx(step_us(8)) == together
+
+
+@given(
+    whole=st.floats(0, 1),
+    hit=st.floats(0, 1),
+    token=st.floats(1, 100),
+    draft_link=st.floats(0, 1000),
+    target_link=st.floats(0, 1000),
+    sessions=st.integers(1, 64),
+)
+def test_rounds_together_are_never_quicker_than_alone_nor_worse_than_by_all_and_one_more_step(
+    whole: float, hit: float, token: float, draft_link: float, target_link: float, sessions: int
+) -> None:
+    """Company adds rows and waits, and no wait is longer than the step of all."""
+    hit = min(whole, hit)
+    alone = ahead_us(whole, hit, 2, token, draft_link, step_us(1), target_link)
+    by_all = ahead_us(whole, hit, 2, token, draft_link, step_us(sessions), target_link)
+    found = ahead_together_us(whole, hit, 2, token, draft_link, step_us, target_link, sessions)
+
+    assert 0.999 * alone <= found <= by_all + step_us(sessions)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +386,8 @@ def test_no_rotation_where_a_step_takes_as_long_with_half_the_rows() -> None:
     ("before", "beside", "expected"),
     [
         (1.3, 1.00, RUN_AHEAD),  # 10 % better
-        (1.3, 1.06, SYNCHRONOUS),  # 4 %
+        (1.3, 1.06, RUN_AHEAD),  # 4 %
+        (1.3, 1.08, SYNCHRONOUS),  # 2 %
         (1.3, 1.12, SYNCHRONOUS),
         (1.0, 1.06, RUN_AHEAD),
         (1.0, 1.12, RUN_AHEAD),  # 2 % worse
@@ -455,7 +496,7 @@ def test_a_trial_that_pays_stays() -> None:
 
 
 def test_no_trial_where_many_share_the_draft() -> None:
-    """A draft that runs ahead for one is missing to the others. Two may still fall into step with it."""
+    """Of more than two, some draft while others are judged: what works beside what is seen anyway."""
     two, three = (rounds(Scheduler(), service(beside=2.0, sessions=n), 1200, sessions=n) for n in (2, 3))
 
     assert [8, 0] == [seen.count("run-ahead") for seen in (two, three)]

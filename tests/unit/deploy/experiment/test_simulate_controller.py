@@ -10,17 +10,9 @@ from deploy.experiment.simulate import Steps, World, compare, fix, simulate
 
 TARGET, DRAFT = Steps.line(20_000, 500), Steps.line(2_000, 50)
 """A tenth of a step for a token, and rows that a target notices."""
-_ALONE = "the best is to run ahead, which is compared for up to two sessions"
-_HARDLY = "running ahead promises 4 % more, and 5 % are asked of it"
-SHORT = {
-    # (acceptance, draft link in ms, sessions): what the controller reached
-    (0.7, 20, 16): f"0.948: {_ALONE}",
-    (0.95, 0, 4): f"0.85: {_ALONE}",
-    (0.95, 20, 4): f"0.89: {_ALONE}",
-    (0.95, 80, 4): f"0.93: {_ALONE}",
-    (0.95, 20, 16): f"0.91: {_ALONE}",
-    (0.95, 80, 16): f"0.87: {_ALONE}",
-}
+_CAREFUL = "until it has been seen, what overlaps is taken for 10 % slower, as on shared cores"
+SHORT = {(0.7, 20, 16): "0.947: of blocks of one and two tokens the shorter are chosen"}
+"""(acceptance, draft link in ms, sessions): what the controller reached."""
 
 
 def short(reason: str) -> pytest.MarkDecorator:
@@ -46,9 +38,9 @@ def world(acceptance: float, draft_link_ms: float, sessions: int, **settings: An
     ("acceptance", "draft_link_ms", "sessions", "lengths"),
     [
         (0.3, 20, 1, (1,)),  # plain is best
-        pytest.param(0.7, 0, 1, (4,), marks=short(f"0.94: {_HARDLY}")),
+        pytest.param(0.7, 0, 1, (4,), marks=short(f"0.93: {_CAREFUL}")),
         (0.95, 20, 1, (8,)),
-        pytest.param(0.95, 0, 4, (8,), marks=short(SHORT[0.95, 0, 4])),
+        (0.95, 0, 4, (8,)),
         (0.7, 80, 8, (2,)),  # plain again
     ],
 )
