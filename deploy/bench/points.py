@@ -33,6 +33,8 @@ from specwire.law.errors import InvalidArgument
 
 PAIR = Pair(Speeds(20.0, 0.5), Speeds(2.0, 0.1), 0.7)
 WORKERS = ("draft-0", "target-0")
+_ANSWERS = 16
+"""To a point at least, each to a prompt of its own: what is accepted differs from text to text."""
 _MANY = 16
 """Sessions of the pass that tells what an answer costs the coordinator."""
 
@@ -142,7 +144,8 @@ async def _passes(up: Rig, point: Point, passes: int) -> list[Told]:
     async with Client(up.address) as client:
         for _ in range(3 if point.k is None else 1):  # what the controller learns is not what is looked at
             await sessions_at_once(client, point.sessions, PAIR.max_tokens)
-        return [await sessions_at_once(client, point.sessions, PAIR.max_tokens) for _ in range(passes)]
+        firsts = range(0, max(passes * point.sessions, _ANSWERS), point.sessions)
+        return [await sessions_at_once(client, point.sessions, PAIR.max_tokens, first=first) for first in firsts]
 
 
 def measure(points: Sequence[Point], passes: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -199,7 +202,9 @@ def _main(argv: list[str] | None) -> int:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     everyone = ",".join(str(number) for number in range(1, len(POINTS) + 1))
-    parser.add_argument("--passes", type=int, default=3, help="of each point")
+    parser.add_argument(
+        "--passes", type=int, default=3, help=f"of each point; more where sessions are few, for {_ANSWERS} answers"
+    )
     parser.add_argument("--points", default=everyone, help=f"with commas: {listed}")
     parser.add_argument("--json", help="file for the numbers")
     args = parser.parse_args(argv)

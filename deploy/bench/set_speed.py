@@ -93,14 +93,19 @@ class Told:
 
 
 async def sessions_at_once(
-    client: Client, count: int, max_tokens: int, progress: Callable[[], None] = lambda: None, **options: Any
+    client: Client,
+    count: int,
+    max_tokens: int,
+    progress: Callable[[], None] = lambda: None,
+    first: int = 0,
+    **options: Any,
 ) -> Told:
-    """So many sessions that begin together, each with a prompt of its own."""
+    """So many sessions that begin together, each with a prompt of its own. `first`: number of the first prompt, of 343."""
     finals: list[Final | None] = [None] * count
     texts: list[tuple[int, ...]] = [()] * count
 
     async def one(number: int) -> None:
-        prompt = [1 + number % 7, 1 + number // 7 % 7, 1 + number // 49 % 7, 5]
+        prompt = [1 + (first + number) // power % 7 for power in (1, 7, 49)] + [5]
         fields = {
             "temperature": 0.0,
             "max_tokens": max_tokens,
