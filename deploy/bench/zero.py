@@ -108,7 +108,7 @@ def show(found: dict[str, Any], console: Console) -> None:
         "rounds with a block",
         "differing",
     )
-    table = Table(*columns, title="A draft of no use")
+    table = Table(*columns, title="A draft of no use against none")
     for name, each in found.items():
         table.add_row(
             name,
