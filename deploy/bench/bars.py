@@ -21,7 +21,6 @@ import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -29,11 +28,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from deploy import lifecycle, ready
+from deploy.bench import tool
 from deploy.bench.engine_loop import EngineLoop
 from deploy.bench.passes import Record, ask
 from deploy.bench.statistics import bootstrap, median_ratio, shown, total_ratio
 from deploy.bench.workload import Item, load
-from specwire.client import DEFAULT_ADDRESS, Client, Final
+from specwire.client import Client, Final
+from specwire.law.errors import Unavailable
 from specwire.threads import share_cores
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -111,7 +113,7 @@ async def measure(args: argparse.Namespace, items: list[Item], console: Console)
         stats = await client.stats()
         report["precision"] = {worker.name: worker.info.precision for worker in stats.workers}
         pids = {w.name: int(w.info.node.rpartition(":")[2] or w.info.node.split()[-1]) for w in stats.workers}
-        pids["coordinator"] = listening(int((args.address or DEFAULT_ADDRESS).rpartition(":")[2]))
+        pids["coordinator"] = listening(int(args.address.rpartition(":")[2]))
         report["idle_cores"] = idle_shares(pids, 5.0)
         loop = EngineLoop(json.loads(args.target), json.loads(args.draft) if args.draft else None)
         await ask(client, dataclasses.replace(items[0], max_tokens=16), {})
@@ -244,12 +246,20 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser("python -m deploy.bench.bars", description=__doc__.partition("\n")[0])
+    return tool.run(lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m deploy.bench.bars",
+        description=__doc__.partition("\n")[0] + " Thirty prompts take five minutes.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument(
         "--prompts", required=True, help="JSONL: an object a line with prompt, and kind and max_tokens if wanted"
     )
-    parser.add_argument("--address", help="host:port of the coordinator")
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--address", help="host:port; default: the service that was started here")
+    parser.add_argument("--max-tokens", type=int, default=96, help="of each answer")
     parser.add_argument("--repeats", type=int, default=1, help="times through all prompts; each is one interleaved set")
     parser.add_argument("--batch-pairs", type=int, default=5, help="eight requests together and alone, so many times")
     parser.add_argument(
@@ -260,14 +270,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--draft", help="JSON of the draft's model settings; default: the shipped topology's")
     parser.add_argument("--json", help="file for the report")
     args = parser.parse_args(argv)
+    for option in ("max_tokens", "repeats", "batch_pairs", "every"):
+        tool.count(f"--{option.replace('_', '-')}", getattr(args, option), 2 if option == "max_tokens" else 1)
+    output = tool.writable("--json", args.json)
     if args.target is None:
         args.target, args.draft = (json.dumps(part) for part in shipped())
     console = Console(stderr=True)
     items = load([args.prompts], args.max_tokens)[:: args.every]
-    report = asyncio.run(measure(args, items, console))
+    args.address = lifecycle.endpoint(args.address)
+    try:
+        report = asyncio.run(measure(args, items, console))
+    except Unavailable as error:
+        raise ready.explained(error, args.address) from None
     show(report, console)
-    if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=1))
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1))
     return 0
 
 

@@ -12,19 +12,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
+import math
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from deploy import lifecycle
+from deploy.bench import tool
 from deploy.bench.bars import listening
-from specwire.client import DEFAULT_ADDRESS, Client
+from specwire.client import Client
+from specwire.law.errors import InvalidArgument
 
 SETTLING_S = 2.0
 """Until all sessions are under way."""
@@ -74,8 +76,16 @@ def show(results: Sequence[dict[str, Any]], console: Console) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser("python -m deploy.bench.coordinator", description=__doc__.partition("\n")[0])
-    parser.add_argument("--address", default=os.environ.get("SPECWIRE_ADDRESS", DEFAULT_ADDRESS), help="host:port")
+    return tool.run(lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m deploy.bench.coordinator",
+        description=__doc__.partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--address", help="host:port; default: the service that was started here")
     parser.add_argument("--sessions", default="64,128,256,512", help="how many at once, one after the other")
     parser.add_argument("--seconds", type=float, default=4.0, help="of one window")
     parser.add_argument("--windows", type=int, default=5, help="windows for each number of sessions")
@@ -83,14 +93,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", help="file for the numbers")
     args = parser.parse_args(argv)
     console = Console(stderr=True)
+    counts = [int(each) for each in tool.numbers("--sessions", args.sessions, 1, whole=True)]
+    if not 0 < args.seconds < math.inf:
+        raise InvalidArgument("--seconds", args.seconds, "above 0")
+    tool.count("--windows", args.windows)
+    tool.count("--max-tokens", args.max_tokens)
+    output = tool.writable("--json", args.json)
     results = []
-    for sessions in map(int, args.sessions.split(",")):
+    for sessions in counts:
         console.print(f"{sessions} sessions ...")
-        run = measure(args.address, sessions, args.seconds, args.windows, args.max_tokens)
+        run = measure(lifecycle.endpoint(args.address), sessions, args.seconds, args.windows, args.max_tokens)
         results.append(asyncio.run(run))
     show(results, console)
-    if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=1))
+    if output is not None:
+        output.write_text(json.dumps(results, indent=1))
     return 0
 
 

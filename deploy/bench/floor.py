@@ -25,6 +25,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from deploy.bench import tool
 from deploy.bench.bars import shipped
 from deploy.bench.engine_loop import EngineLoop
 from specwire.threads import share_cores
@@ -131,12 +132,22 @@ def _process(*arguments: str) -> Iterator[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser("python -m deploy.bench.floor", description=__doc__.partition("\n")[0])
+    return tool.run(lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m deploy.bench.floor",
+        description=__doc__.partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--steps", type=int, default=150, help="of one run")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=3, help="one after the other")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--relay", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    tool.count("--steps", args.steps, WARM + 4)
+    tool.count("--runs", args.runs)
     if args.engine:
         asyncio.run(engine(args.steps))
     elif args.relay:
