@@ -124,7 +124,7 @@ class ServiceCurves:
         groups = self.schedule.groups
         if groups == 1:
             return self.plain_us(sessions)
-        verify_us = self._stretch(sessions) * self.verify.at(-(-sessions // groups))
+        verify_us = self._stretch(sessions) * self.verify.at(self.schedule.together(sessions))
         return rotation_us(groups, 0.0, self.target_way.at(sessions), verify_us)
 
     def draft_us(self, sessions: int) -> float:
@@ -135,11 +135,10 @@ class ServiceCurves:
 
     def draft_seconds(self, num_tokens: int) -> float:
         """How long a block should take to come. Generous while nothing is known."""
-        groups = self.schedule.groups
-        link = self.draft_link if groups == 1 else self.draft_way
+        link = self.draft_link if self.schedule.groups == 1 else self.draft_way
         if not link.known:
             return 0.25 * (num_tokens + 1)
-        return (num_tokens * self.draft_us(-(-self.sessions // groups)) + link.at(self.sessions)) / 1e6
+        return (num_tokens * self.draft_us(self.schedule.together(self.sessions)) + link.at(self.sessions)) / 1e6
 
     def read_rounds(self, num_tokens: int, sessions: int) -> float:
         """What it costs that a draft reads so much text, in plain rounds: at worst all sessions stand still for it."""
@@ -154,11 +153,10 @@ class ServiceCurves:
     def observe_draft(self, drafted: int, way: Passage) -> None:
         """A block came. Few tokens were read for it (`ledger.WARM_TOKENS`), so its time is that of proposing. Microseconds."""
         self.draft_way.observe(self.sessions, way.way_us)
-        groups = self.schedule.groups
-        if groups == 1:
+        if self.schedule.groups == 1:
             self.draft_link.observe(self.sessions, way.total_us - way.compute_us)
         if drafted > 0:
-            share = self.draft_steps.at(-(-self.sessions // groups)) / self.draft_steps.at(1)
+            share = self.draft_steps.at(self.schedule.together(self.sessions)) / self.draft_steps.at(1)
             if self.schedule.ahead:  # it worked beside a step
                 share *= self._stretch(self.sessions)
             self.draft_token.observe(way.compute_us / drafted / share)
@@ -247,7 +245,7 @@ class ServiceCurves:
         if schedule.ahead:
             return self.ahead_error(sessions) * self.ahead_us(sessions, num_tokens, whole, guessed)
         stretch = self._stretch(sessions)
-        size = -(-sessions // schedule.groups)
+        size = schedule.together(sessions)
         token_us, verify_us = stretch * self.draft_us(size), stretch * self.verify.at(size * (num_tokens + 1))
         draft_way, target_way = self.draft_way.at(sessions), self.target_way.at(sessions)
         return rotation_us(schedule.groups, num_tokens * token_us, draft_way + target_way, verify_us)

@@ -53,6 +53,10 @@ class Schedule:
     ahead: bool = False
     """The draft goes on from its own guess while a block is judged."""
 
+    def together(self, sessions: int) -> int:
+        """How many of so many sessions work at the same time, at most: those of the largest group."""
+        return -(-sessions // self.groups)
+
     def __str__(self) -> str:
         if self.groups > 1:
             return f"rotation of {self.groups}"
