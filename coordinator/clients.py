@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from coordinator.ledger import Role
-from specwire.law.errors import Unavailable
+from specwire.law.errors import SpecwireError, Unavailable
 from specwire.law.tasks import ProposeTask, SessionId, VerifyTask
 from specwire.wire import rpc
 from specwire.wire.codec import (
@@ -176,6 +176,8 @@ class WorkerLink:
                         reason = "the stream ended while a frame was being written"
                 except (asyncio.CancelledError, GeneratorExit):
                     raise
+                except SpecwireError as error:
+                    reason = str(error)
                 except Exception as error:  # a frame we cannot read: the stream is useless, the service is not
                     log.exception("link %s", self.name)
                     reason = f"broken stream: {type(error).__name__}"
@@ -187,7 +189,10 @@ class WorkerLink:
                 self._echo_written.clear()
                 if was_up:
                     attempt = 0
-                    self._events.link_down(self, reason)
+                    try:
+                        self._events.link_down(self, reason)
+                    except Exception:  # a bug there must not end the link
+                        log.exception("link %s", self.name)
                 assert self.generation == started_generation + 1
                 await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)] * rpc.jitter())
                 attempt += 1

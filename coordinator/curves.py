@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coordinator.measure import LARGEST_ERROR, PRIOR, Acceptance, Average, ByLoad, StepTimes
+from coordinator.measure import LARGEST_ERROR, PRIOR, Acceptance, Average, ByLoad, ErrorByLoad, StepTimes
 from coordinator.schedule import SYNCHRONOUS, Schedule, ahead_together_us, lengths, rotation_us
 from specwire.law.tasks import StepTiming
 from specwire.law.values import Source
@@ -35,8 +35,10 @@ _MUCH_TEXT = 16
 """Tokens of text from which on a step tells what reading costs: few go along with the tokens that are proposed."""
 _GUESSES = 4.0
 """Right guesses of a draft that ran ahead that the acceptance alone counts for."""
-_ROUNDS_AHEAD = 16.0
-"""Rounds of a draft that ran ahead that the formula alone counts for."""
+_LARGEST_ERROR_AHEAD = 2.0
+"""What is further off was something else: a worker that was lost, a pause."""
+_LONGEST_WAIT = 1.5
+"""Steps that a block waits for the one before it, at most, if that read no prompt."""
 _UNMEASURED_DRAFT = 0.15
 """Draft time per token, in target steps, before anything is known."""
 
@@ -71,17 +73,17 @@ class ServiceCurves:
         """Plain rounds that may be lost to trials. Negative only while a trial went worse than feared."""
         self.allowance_limit = LARGEST_ALLOWANCE
         self.sessions = 1
-        """Sessions that share the steps now. Set by each plan."""
+        """Sessions that share the steps, ..."""
         self.schedule = SYNCHRONOUS
-        """How they share them now. Set before each plan."""
+        """... and how, in the round that is spoken of: see `turn_to`."""
         self.draft_way = ByLoad()
         """r_d without what waits for other groups of a rotation."""
         self.target_way = ByLoad()
         """The same of r_t."""
         self._guessed = self._hoped = 0.0
         """Guesses of a draft that ran ahead: right ones, and right ones expected by acceptance. Older ones count less."""
-        self._ahead_took: dict[int, tuple[float, float]] = {}
-        """By load: rounds of a draft that ran ahead, in multiples of what they should take, and how many. Older ones count less."""
+        self._ahead_took = ErrorByLoad()
+        """Of rounds whose draft ran ahead, in multiples of `ahead_us`."""
         self._last_step = "", -1
         self._drafted = self._accepted = 0.0
 
@@ -92,6 +94,11 @@ class ServiceCurves:
             f"draft_link={self.draft_link}, target_link={self.target_link}, block_link={self.block_link}, "
             f"crowding={self.crowding}, acceptance={curve}, allowance={self.allowance:.2f})"
         )
+
+    def turn_to(self, schedule: Schedule, sessions: int) -> None:
+        """What is asked and observed next is of a round that was planned under this schedule, with so many sessions. Rounds of one
+        service differ: not every session can run ahead."""
+        self.schedule, self.sessions = schedule, sessions
 
     def target_profile(self, step_profile_us: tuple[int, ...]) -> None:
         """A target was measured at its start."""
@@ -135,7 +142,7 @@ class ServiceCurves:
 
     def draft_seconds(self, num_tokens: int) -> float:
         """How long a block should take to come. Generous while nothing is known."""
-        link = self.draft_link if self.schedule.groups == 1 else self.draft_way
+        link = self.draft_link if self.schedule == SYNCHRONOUS else self.draft_way
         if not link.known:
             return 0.25 * (num_tokens + 1)
         return (num_tokens * self.draft_us(self.schedule.together(self.sessions)) + link.at(self.sessions)) / 1e6
@@ -153,7 +160,7 @@ class ServiceCurves:
     def observe_draft(self, drafted: int, way: Passage) -> None:
         """A block came. Few tokens were read for it (`ledger.WARM_TOKENS`), so its time is that of proposing. Microseconds."""
         self.draft_way.observe(self.sessions, way.way_us)
-        if self.schedule.groups == 1:
+        if self.schedule == SYNCHRONOUS:  # else waits are in it that are not there in step
             self.draft_link.observe(self.sessions, way.total_us - way.compute_us)
         if drafted > 0:
             share = self.draft_steps.at(self.schedule.together(self.sessions)) / self.draft_steps.at(1)
@@ -187,11 +194,18 @@ class ServiceCurves:
         if self.schedule.groups > 1:
             pass  # the waits are those of turns, which the schedule's formula has in it
         elif drafted:
-            self.block_link.observe(sessions, link_us, self._block_link(sessions))
-            if not self.schedule.ahead:  # the draft beside it is its own, and would not be there in step
+            if (
+                not self.schedule.ahead
+            ):  # the draft beside it is its own, and it may have missed a step: neither is so in step
+                self.block_link.observe(sessions, link_us, self._block_link(sessions))
                 self.crowding.observe(sessions, longer)
         elif not beside or link_us < self.target_link.at(sessions):
-            self.target_link.observe(sessions, link_us)  # one that drafts may be waited for, but shortens no way
+            expected_us = (
+                None if self.target_link.known else self.target_way.at(sessions)
+            )  # the first may have met a pause
+            self.target_link.observe(
+                sessions, link_us, expected_us
+            )  # one that drafts may be waited for, but shortens no way
         if new and (quiet or not self.verify.known):
             self.verify.observe(step.rows, us)
 
@@ -226,7 +240,7 @@ class ServiceCurves:
         if source is not Source.DRAFT_MODEL:
             return plain, 0.0, 1.0
         return (
-            self._block_link(sessions) + self.draft_link.at(sessions),
+            self._block_link(sessions) + (self.draft_link if self.draft_link.known else self.draft_way).at(sessions),
             self.draft_us(sessions),
             max(1.0, self.crowding.at(sessions)),
         )
@@ -260,21 +274,24 @@ class ServiceCurves:
             num_tokens,
             stretch * self.draft_us(sessions),
             self.draft_way.at(sessions),
-            lambda together: stretch * self.verify.at(together * (num_tokens + 1)),
+            lambda together: stretch * self.verify.at(round(together * (num_tokens + 1))),
             self.target_way.at(sessions),
             sessions,
         )
 
     def ahead_error(self, sessions: int) -> float:
-        """How many times longer than `ahead_us` rounds turned out to take with so many sessions."""
-        took, thought = self._ahead_took.get(sessions.bit_length(), (0.0, 0.0))
-        return (took + _ROUNDS_AHEAD) / (thought + _ROUNDS_AHEAD)
+        """How many times longer than `ahead_us` rounds turned out to take, with so many sessions or about as many."""
+        return self._ahead_took.at(sessions)
 
-    def observe_ahead(self, sessions: int, expected_us: float, us: float) -> None:
-        """A round whose draft ran ahead is over. A lost worker is no property of the schedule: what is far off counts little."""
-        took, thought = self._ahead_took.get(sessions.bit_length(), (0.0, 0.0))
-        longer = min(us / expected_us, LARGEST_ERROR)
-        self._ahead_took[sessions.bit_length()] = (took * _SERVICE_MEMORY + longer, thought * _SERVICE_MEMORY + 1.0)
+    def not_ahead(self) -> None:
+        """A round was planned under another schedule: what is known of this one is of less worth."""
+        self._ahead_took.idle()
+
+    def observe_ahead(self, sessions: int, expected_us: float, way: Passage, step: StepTiming, us: float) -> None:
+        """A round of `us` is over whose block was drafted ahead, or was to be. Steps that read prompts, its own or one that it
+        waited for, say nothing of a schedule."""
+        if self.verify.known and not step.prefill_rows and way.queue_us <= _LONGEST_WAIT * step.busy_us:
+            self._ahead_took.observe(sessions, min(us / expected_us, _LARGEST_ERROR_AHEAD))
 
     def best_rate(self, schedule: Schedule, sessions: int, longest: int) -> float:
         """Tokens per microsecond of each session under a schedule, at its best block length; where nobody waits for anybody, plain
@@ -298,8 +315,9 @@ class ServiceCurves:
 
     def _block_link(self, sessions: int) -> float:
         """r_t of a draft's block; until one was judged at this load, that of other rounds."""
-        known = self.block_link if self.block_link.knows(sessions) else self.target_link
-        return known.at(sessions)
+        if self.block_link.knows(sessions):
+            return self.block_link.at(sessions)
+        return (self.target_link if self.target_link.known else self.target_way).at(sessions)
 
     def round_us(self, source: Source, num_tokens: int, sessions: int) -> float:
         """Expected time of a round, every session doing the same."""

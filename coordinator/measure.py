@@ -30,6 +30,15 @@ _LARGEST_GAIN = 0.5
 _FADE = 0.99
 """What an observation is worth a round later in which nothing was observed."""
 
+_ERRORS_FORMULA = 16.0
+"""Observations that a formula counts for, ..."""
+_ERRORS_TELL = 4.0
+"""... and how many of a load say more than those of another."""
+_ERROR_MEMORY = 0.995
+"""Per observation, and ..."""
+_ERROR_FADES = 0.9995
+"""... per round in which none could be made: half is forgotten after 1400."""
+
 PRIOR = 0.6
 """Acceptance before anything was drafted."""
 _PRIOR_WEIGHT = 2.0
@@ -162,16 +171,16 @@ class ByLoad:
 
     def knows(self, sessions: int) -> bool:
         """Whether anything was observed at so many sessions."""
-        return self._averages[self._index(sessions)].known
+        return self._averages[self.index(sessions)].known
 
     def at(self, sessions: int) -> float:
         """The average at so many sessions (at least 1)."""
-        return self._nearest[self._index(sessions)].value
+        return self._nearest[self.index(sessions)].value
 
     def observe(self, sessions: int, value: float, expected: float | None = None) -> None:
         """One more, seen at so many sessions. `expected`: what was thought of this load before its first; a pause may be the first,
         and counts for no more than a later one would. None: what is known of the nearest load, or nothing."""
-        at = self._index(sessions)
+        at = self.index(sessions)
         average = self._averages[at]
         if average.known:
             average.observe(value)
@@ -183,15 +192,62 @@ class ByLoad:
 
     def idle(self, sessions: int, rounds: float) -> None:
         """So many rounds went by without an observation, at so many sessions."""
-        self._averages[self._index(sessions)].idle(rounds)
+        self._averages[self.index(sessions)].idle(rounds)
 
     def _find_nearest(self, load: int) -> Average:
         known = (n for n, each in enumerate(self._averages) if each.known)
         return self._averages[min(known, key=lambda n: abs(n - load))]
 
     @staticmethod
-    def _index(sessions: int) -> int:
+    def index(sessions: int) -> int:
+        """Of so many sessions' load."""
         return min((sessions - 1).bit_length(), _LOADS - 1)
+
+
+class ErrorByLoad:
+    """How many times larger something turns out than a formula says, by load as in `ByLoad`. The formula counts for sixteen
+    observations and the last 200 for the rest; what is not observed any more fades, and the formula is believed again."""
+
+    __slots__ = ("_idle", "_seen")
+
+    def __init__(self) -> None:
+        self._seen = [(0.0, 0.0)] * _LOADS
+        """Sum of observations, and how many."""
+        self._idle = 0.0
+        """Rounds that are not faded yet."""
+
+    def __repr__(self) -> str:
+        return (
+            f"ErrorByLoad({ {1 << n: round(_with_prior(*seen), 3) for n, seen in enumerate(self._seen) if seen[1]} })"
+        )
+
+    def at(self, sessions: int) -> float:
+        """The factor at so many sessions, or at the nearest load that says something; 1.0 while none does."""
+        self._fade()
+        at = ByLoad.index(sessions)
+        nearest = min(range(_LOADS), key=lambda n: (self._seen[n][1] < _ERRORS_TELL, abs(n - at)))
+        return _with_prior(*self._seen[nearest])
+
+    def observe(self, sessions: int, factor: float) -> None:
+        """One more."""
+        self._fade()
+        at = ByLoad.index(sessions)
+        total, count = self._seen[at]
+        self._seen[at] = (_ERROR_MEMORY * total + factor, _ERROR_MEMORY * count + 1.0)
+
+    def idle(self, rounds: float = 1.0) -> None:
+        """So many rounds went by in which nothing of this kind could be observed."""
+        self._idle += rounds
+
+    def _fade(self) -> None:
+        if self._idle:
+            kept = _ERROR_FADES**self._idle
+            self._seen = [(kept * total, kept * count) for total, count in self._seen]
+            self._idle = 0.0
+
+
+def _with_prior(total: float, count: float) -> float:
+    return (total + _ERRORS_FORMULA) / (count + _ERRORS_FORMULA)
 
 
 class Acceptance:

@@ -123,7 +123,7 @@ class Rounds:
             due_ns = now_ns() + int(_DUE * expected_s * 1e9)
             self.awaited.begins(session.counter, session.target_name, envelope.group, due_ns)
             # in a rotation the draft may work for the other groups first
-            timeout = self._draft_timeout(session, expected_s * self.curves.schedule.groups)
+            timeout = self._draft_timeout(session, expected_s * session.schedule.groups)
             if timeout is not None:
                 loop = asyncio.get_running_loop()
                 session.draft_timer = loop.call_later(timeout, self._late, session, session.tally.rounds)
@@ -135,21 +135,20 @@ class Rounds:
     def _run_ahead(self, session: Session, ledger: Ledger, ending: Ending) -> None:
         """Where the schedule says so, the draft goes on while its block is judged."""
         block = ledger.block
-        if (
-            not self.curves.schedule.ahead
-            or block.source is not Source.DRAFT_MODEL
-            or ledger.phase is not Phase.VERIFYING
-        ):
+        if not session.schedule.ahead or block.source is not Source.DRAFT_MODEL or ledger.phase is not Phase.VERIFYING:
             return
         spec, window = session.spec, session.window
         assert window is not None
         length = min(session.length, spec.max_block, ending.remaining - len(block) - 2)
         draft = self._roster.usable(session.draft_name or "", time.monotonic())
         # a draft that can propose no more than a block has no room for the guess before it, and the next would be shorter
-        if length > 0 and not _drawn(session) and draft is not None and length < draft.info.max_block:
+        if length <= 0 or _drawn(session) or draft is None or length >= draft.info.max_block:
+            return
+        if commands := ledger.run_ahead(length):
             whole, session.guessed = window.guessed(len(block))
-            session.ahead_us = self.curves.ahead_us(self.curves.sessions, len(block), whole, session.guessed)
-            self.execute(session, ledger.run_ahead(length))
+            expected_us = self.curves.ahead_us(session.sharing, len(block), whole, session.guessed)
+            session.next_ahead = expected_us, session.sharing
+            self.execute(session, commands)
 
     def _note_guess(self, session: Session, ledger: Ledger) -> None:
         """What a draft that ran ahead had guessed is known to be right or wrong."""
@@ -162,22 +161,31 @@ class Rounds:
         """What the round does, the guess to be judged, and whether a draft that is far behind is to read."""
         spec, window = session.spec, session.window
         assert window is not None
+        sessions = max(1, len(self._roster.fleet.workers[session.target_name].sessions))
+        session.schedule, session.sharing = SYNCHRONOUS, sessions
         longest = min(
             spec.max_block, ending.remaining - 1, self._roster.fleet.workers[session.target_name].info.max_block
         )
+        guess = session.lookup.propose(longest) if session.lookup is not None and longest > 0 else None
+        draft = self._draft_room(session, ledger, longest) if longest > 0 else 0
+        if draft:
+            able = self._can_run_ahead(session)
+            schedule = self.schedulers[session.target_name].round(self.curves, sessions, spec.max_block, able)
+            session.schedule = SYNCHRONOUS if schedule.ahead and not able else schedule
+        self.curves.turn_to(session.schedule, sessions)
         if longest <= 0:
             return PLAIN, (), False
-        guess = session.lookup.propose(longest) if session.lookup is not None else None
-        draft = self._draft_room(session, ledger, longest)
-        sessions = max(1, len(self._roster.fleet.workers[session.target_name].sessions))
-        schedule = self.schedulers[session.target_name].round(self.curves, sessions, spec.max_block) if draft else None
-        ahead = schedule is not None and schedule.ahead and _drawn(session)  # what is drawn anew cannot be guessed
-        self.curves.schedule = SYNCHRONOUS if schedule is None or ahead else schedule
         room = Room(longest, draft if ledger.draft_ready() else 0, guess, sessions)
         plan = window.plan(room)
         reads = ledger.to_read() if draft else 0
         warm = reads > 0 and window.worth_reading(Room(longest, draft, None, room.sessions), reads)
         return plan, (guess.tokens[: plan.num_tokens] if guess and plan.source is Source.NGRAM else ()), warm
+
+    def _can_run_ahead(self, session: Session) -> bool:
+        """What is drawn anew cannot be guessed; and a draft must have room for the bonus before the next block."""
+        draft = self._roster.usable(session.draft_name or "", time.monotonic())
+        least = session.spec.num_speculative_tokens or 1
+        return not _drawn(session) and draft is not None and least < draft.info.max_block
 
     def _draft_room(self, session: Session, ledger: Ledger, longest: int) -> int:
         """Most tokens the draft could propose once it is up to date; 0 when it is away, full or left alone."""
@@ -287,6 +295,7 @@ class Rounds:
         if name != link.name:
             self._books.stale_answers += 1
             return
+        self.curves.turn_to(session.schedule, session.sharing)
         matches = ledger.draft.matches(answer, link.generation)
         awaited, ahead = matches and ledger.phase is Phase.DRAFTING, matches and ledger.ahead is not None
         block = answer.result if isinstance(answer.result, Block) else None
@@ -304,7 +313,7 @@ class Rounds:
             clock.hidden_us += way.total_us - seen.total_us
             way = seen
             self._note_guess(session, ledger)
-        if awaited and (ahead or ledger.phase is not Phase.DRAFTING):
+        if awaited:
             clock.draft_passage(way)
         if awaited and ledger.phase is not Phase.DRAFTING:
             self.cancel_timer(session)
@@ -325,6 +334,7 @@ class Rounds:
         if session.target_name != link.name or not ledger.target.matches(answer, link.generation):
             self._books.stale_answers += 1
             return
+        self.curves.turn_to(session.schedule, session.sharing)
         block = ledger.block
         journey = session.to_target
         way = passage(journey.ready_ns, journey.written_ns, received_ns, taken, answer, frame.step)
@@ -363,9 +373,10 @@ class Rounds:
             beside = self.drafting.within(session.to_target.written_ns, received_ns)
             target = session.target_name
             self.curves.observe_verify(source, frame.step, way, beside=beside, target=target)
-        if session.ahead_us:
-            self.curves.observe_ahead(self.curves.sessions, session.ahead_us, (taken - clock.round.begun_ns) / 1e3)
-            session.ahead_us = 0.0
+        if session.ahead is not None and source is Source.DRAFT_MODEL and frame.step is not None:
+            expected_us, sharing = session.ahead
+            self.curves.observe_ahead(sharing, expected_us, way, frame.step, (taken - clock.round.begun_ns) / 1e3)
+        session.ahead, session.next_ahead = session.next_ahead, None
         session.window.observe(source, drafted, commit.accepted, clock.round.draft, way, first=prefilled > 0)
         if session.lookup is not None:
             session.lookup.extend(commit.tokens)

@@ -6,8 +6,8 @@ Law (design, section 5; m groups of b/m sessions, k tokens a block, d and v the 
 - *Rotation* (m > 1): the target judges one group while the draft works for the others. A group's turn comes every
   max(m*v, m*k*d, k*d + r_d + r_t + v): whichever of target, draft and way is the bottleneck.
 - *Run-ahead*: while a block is judged the draft goes on from its own guess of what follows it. On a hit the next block is there,
-  or on its way, when the verdict comes; on a miss the draft begins anew, after the step it is in. For few sessions: a draft that
-  runs ahead works always.
+  or on its way, when the verdict comes; on a miss the draft begins anew, after the step it is in. Of several sessions some are then
+  late, and each step of the target serves those that are there.
 
 Where draft and target share cores, what works beside each other stretches (`curves.beside`, measured), and the overlap loses. No
 choice depends on what is being drafted, and a verdict alone commits, so each is exact; under `rejection` nothing runs ahead.
@@ -34,14 +34,18 @@ _EVERY_ROUNDS = 16
 """Rounds of each session between two decisions."""
 _TRIAL_EVERY = 1024
 """Rounds of the service after which running ahead may be tried again though it looks worse: what works beside what changes. And
-rounds in step while sessions take turns, since only those say what they take."""
+rounds in step while there are none, but for ..."""
+_TRIAL_EVERY_EACH = 256
+"""... so many rounds of each session: all take part."""
 _TRIAL = 8
 """Rounds of such a trial; in step, of each session."""
 _FEW = 2
-"""Sessions up to which running ahead is tried though it looks worse: of more, some draft while others are judged and say what works
-beside what."""
-_PASSES = 3
-"""Towards how many sessions are in a step, which depends on how long their rounds are, and these on it."""
+"""Sessions up to which running ahead is tried though it looks worse: of more, some draft while others are judged, whatever the
+schedule, and what is held against running ahead itself fades (`curves.ahead_error`)."""
+_MOST = 0.5
+"""Share of rounds that must be of sessions which can run ahead."""
+_PASSES = 4
+"""Towards how many sessions are in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +96,14 @@ def ahead_together_us(
     k: int,
     token_us: float,
     draft_link_us: float,
-    step_us: Callable[[int], float],
+    step_us: Callable[[float], float],
     target_link_us: float,
     sessions: int,
 ) -> float:
     """The same where several do. Those whose guess was wrong come later than others: sessions fall out of step, a target's step
-    serves those that are there, and who comes while one is under way waits, for half of it on average. `step_us`: a step for so
-    many sessions. Within 15 % of the simulator, and mostly within 5, from 1 to 16 sessions (docs/decisions.md)."""
-    together, wait_us = sessions, 0.0
+    serves those that are there, and who comes while one is under way waits, for half of it on average. How many are in a step
+    depends on how long rounds are, and these on it. `step_us`: a step for so many sessions, on average."""
+    together, wait_us = float(sessions), 0.0
     for _ in range(_PASSES):
         verify_us = step_us(together)
         round_us = wait_us + ahead_us(whole, hit, k, token_us, draft_link_us, verify_us, target_link_us)
@@ -107,14 +111,27 @@ def ahead_together_us(
             break
         busy = min(1.0, (sessions - 1) * verify_us / round_us)
         wait_us = 0.5 * verify_us * busy * (1.0 - verify_us / round_us)
-        together = max(1, round(sessions * min(1.0, (verify_us + target_link_us) / round_us)))
+        seen = max(1.0, sessions * min(1.0, (verify_us + target_link_us) / round_us))
+        together = (together + seen) / 2  # by halves, so that it settles
     return round_us
 
 
 class Scheduler:
     """Chooses the schedule of a service and divides its sessions."""
 
-    __slots__ = ("_before", "_choice", "_chosen", "_groups_wanted", "_left", "_members", "_size", "_waited")
+    __slots__ = (
+        "_able",
+        "_apart",
+        "_before",
+        "_choice",
+        "_chosen",
+        "_groups_wanted",
+        "_in_step",
+        "_left",
+        "_members",
+        "_rounds",
+        "_size",
+    )
 
     def __init__(self, choice: Choice = "auto", groups: int = 2) -> None:
         """`groups`: of a rotation that is fixed by the settings."""
@@ -127,8 +144,10 @@ class Scheduler:
         """Sessions of each group."""
         self._left = 0
         """Rounds until the next decision."""
-        self._waited = 0
-        """Rounds since running ahead was last used."""
+        self._in_step = self._apart = 0
+        """Rounds since nothing ran ahead, and since sessions were neither ahead nor in groups."""
+        self._able = self._rounds = 0
+        """Rounds since the last decision: of sessions that can run ahead, and all."""
         self._before: Schedule | None = None
         """What stood before the trial of running ahead that is under way; None: none is."""
 
@@ -154,16 +173,22 @@ class Scheduler:
         """What is in force, or will be again after the trial that is under way."""
         return self._before or self._chosen
 
-    def round(self, curves: ServiceCurves, sessions: int, longest: int) -> Schedule:
+    def round(self, curves: ServiceCurves, sessions: int, longest: int, able: bool = True) -> Schedule:
         """The schedule in force for the round that begins. Call once per round of a session that could be drafted for. `sessions`:
-        at work now; `longest`: longest block of a request that has long to go."""
+        at work now; `longest`: longest block of a request that has long to go; `able`: this one can run ahead."""
         if self._choice in ("synchronous", "run_ahead"):
             return self._chosen
         if self._choice == "rotation":
             return self._set(Schedule(max(1, min(self._groups_wanted, sessions))))
-        self._waited = 0 if self._chosen.ahead else self._waited + 1
+        if not self._chosen.ahead:
+            curves.not_ahead()
+        self._in_step = 0 if self._chosen.ahead else self._in_step + 1
+        self._apart = 0 if self._chosen == SYNCHRONOUS else self._apart + 1
+        self._able += able
+        self._rounds += 1
         self._left = min(self._left, _EVERY_ROUNDS * sessions) - 1
         if self._chosen.groups > sessions:
+            self._before = None
             self._set(SYNCHRONOUS)
         elif self._left < 0:
             self._left = _EVERY_ROUNDS * sessions - 1
@@ -198,24 +223,36 @@ class Scheduler:
 
     def _best(self, curves: ServiceCurves, sessions: int, longest: int) -> Schedule:
         """What promises most tokens per time, the present one if nothing is clearly better."""
+        able, self._able, self._rounds = self._able / self._rounds, 0, 0
         if longest < 1 or not curves.verify.known:
             return SYNCHRONOUS
-        rates = {schedule: curves.best_rate(schedule, sessions, longest) for schedule in self._candidates(sessions)}
+        rates = {
+            schedule: curves.best_rate(schedule, sessions, longest) for schedule in self._candidates(sessions, able)
+        }
+        if RUN_AHEAD in rates:  # who cannot works in step
+            rates[RUN_AHEAD] = able * rates[RUN_AHEAD] + (1.0 - able) * rates[SYNCHRONOUS]
         best = max(rates, key=rates.__getitem__)
         before, self._before = self._before, None
         stands = before or self._chosen  # a trial is no choice
         if rates[best] > _BETTER * rates.get(stands, 0.0):
             return best
-        tried = SYNCHRONOUS if stands.groups > 1 else RUN_AHEAD  # in turns nothing is learnt of rounds in step
-        if self._waited >= _TRIAL_EVERY and tried != stands and (tried == SYNCHRONOUS or sessions <= _FEW):
-            trial = _TRIAL * (sessions if tried == SYNCHRONOUS else 1)
-            self._waited, self._left, self._before = 0, trial - 1, stands
+        tried = self._due(stands, sessions)
+        if tried in rates:
+            self._left, self._before = _TRIAL * (sessions if tried == SYNCHRONOUS else 1) - 1, stands
             return tried
         return stands
 
+    def _due(self, stands: Schedule, sessions: int) -> Schedule | None:
+        """What is to be tried although it looks worse: of rounds in step nothing is learnt while there are none, and only running
+        ahead tells whether what overlaps takes longer."""
+        if stands.groups > 1 or (stands.ahead and sessions > _FEW):
+            return SYNCHRONOUS if self._apart >= max(_TRIAL_EVERY, _TRIAL_EVERY_EACH * sessions) else None
+        return RUN_AHEAD if not stands.ahead and sessions <= _FEW and self._in_step >= _TRIAL_EVERY else None
+
     @staticmethod
-    def _candidates(sessions: int) -> Sequence[Schedule]:
-        return (SYNCHRONOUS, RUN_AHEAD, *(Schedule(groups) for groups in _TRIED_GROUPS if groups <= sessions))
+    def _candidates(sessions: int, able: float) -> Sequence[Schedule]:
+        ahead = (RUN_AHEAD,) if able >= _MOST else ()
+        return (SYNCHRONOUS, *ahead, *(Schedule(groups) for groups in _TRIED_GROUPS if groups <= sessions))
 
 
 def lengths(longest: int) -> list[int]:

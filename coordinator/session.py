@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from coordinator.clock import RequestClock
 from coordinator.ledger import Ledger
 from coordinator.observe import NO_CALL, Call
+from coordinator.schedule import SYNCHRONOUS
 from specwire.law.errors import SpecwireError
 from specwire.law.values import MAX_U32, Law, SamplingSpec, Source
 from specwire.v1 import inference_pb2 as pb
@@ -134,8 +135,14 @@ class Session:
         """Tokens that this round's plan asked the draft for."""
         self.guessed = 0.0
         """Chance, by acceptance, that what the draft was last asked for ahead is right."""
-        self.ahead_us = 0.0
-        """What this round should take, as its draft runs ahead; 0: it does not."""
+        self.ahead: tuple[float, int] | None = None
+        """Microseconds that this round should take, with so many sessions; None: its block was not asked for ahead."""
+        self.next_ahead: tuple[float, int] | None = None
+        """The same of the next."""
+        self.schedule = SYNCHRONOUS
+        """Under which this round was planned, ..."""
+        self.sharing = 1
+        """... and with how many sessions at its target."""
         self.waiting_since_ns: int | None = None
         """Since when the target's stream is down under a round of this session."""
         self.paused_since_ns: int | None = None

@@ -29,6 +29,8 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     final: Final | None = None
+    shown: bool = False
+    """Something of it was to be seen."""
 
     def take(self, event: Event) -> str:
         """Adds an event. Returns what is new to be shown: text, or ids where the service has no tokenizer."""
@@ -60,6 +62,7 @@ async def ask(
     async with Client(address) as client:
         async for event in client.generate(timeout=timeout, **fields):
             if text := answer.take(event):
+                answer.shown = True
                 show(text)
             if isinstance(event, Started) and (said := shortened(fields.get("max_tokens"), event)):
                 note(said)
@@ -111,18 +114,20 @@ def run(address: str, fields: dict[str, Any], timeout: float | None, as_json: bo
     try:
         asyncio.run(ask(address, fields, timeout, show, answer, note))
     except KeyboardInterrupt:
-        if answer.ids:
+        if answer.shown:
             with contextlib.suppress(OSError, OutputError):
                 show("\n")
         raise
     except SpecwireError as error:
-        if answer.ids and not isinstance(error, OutputError):
+        if answer.shown and not isinstance(error, OutputError):
             show("\n")  # what is said of it stands on a line of its own
         raise _explained(error, address, timeout, answer) from None
     assert answer.final is not None
     if as_json:
         write(json.dumps(to_json(answer), ensure_ascii=False) + "\n")
         return
+    if answer.ids and not answer.shown:
+        show(" ".join(map(str, answer.ids)))  # a service of before that does not say that it has no tokenizer
     show("\n")
     if answer.final.rounds:
         console.print(render.rounds(answer.final.rounds))

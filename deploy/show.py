@@ -133,16 +133,16 @@ def list_models() -> None:
 
 def verify(name: str | None) -> None:
     """Reads every byte of a model; without a name, of all that `list_models` shows, and of the demo, which then must be here.
-    Raises ModelError saying what is wrong, of several models the first; the others are read and told nevertheless."""
+    Raises ModelError with a line for each that is not good."""
     from deploy import models
 
-    wrong: models.ModelError | None = None
+    wrong = []
     for each in [name] if name is not None else dict.fromkeys(("demo", *(entry.name for entry in models.listing()))):
         try:
             path = models.verify(each)
         except models.ModelError as error:
-            wrong = wrong or error
+            wrong.append(str(error))
             continue
         print(f"{each}: good, {path}" if path != each else f"{each}: good, it has no files")
-    if wrong is not None:
-        raise wrong
+    if wrong:
+        raise models.ModelError("\n".join(wrong))

@@ -4,7 +4,8 @@
 
 Law. What models and links do is set; what the service adds to it (a step's own time beyond the set one, the ways, what each answer
 costs the coordinator) is measured beforehand, by plain decoding and with one session alone, and given to the simulator. No point is
-among these, and nothing is fitted to a point. Rates are those of rounds, without the first and last ones of an answer.
+among these, and nothing is fitted to a point. Rates are those of rounds, without the first and last ones of an answer;
+where some answers end before others, the last rounds of these have less company than the simulator gives them.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from deploy.bench.passes import Record, ask
 from deploy.bench.statistics import bootstrap, median_ratio, shown
 from deploy.experiment.rig import rig
 from specwire.client import Client
+from specwire.law.errors import InvalidArgument, OurFault
 
 NONE, ZERO, AUTO = "no draft", "zero asked for", "auto"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -44,7 +45,8 @@ _COLUMNS = "d2t"
 
 
 def useless_draft(draft: Path, folder: Path) -> Path:
-    """A copy of a draft of reduced vocabulary that takes as long and means other tokens. Raises ValueError for other drafts."""
+    """A copy of a draft of reduced vocabulary that takes as long and means other tokens. Raises InvalidArgument for drafts that
+    have no map of their tokens, or too many of them to be named otherwise."""
     made = folder / "useless"
     shutil.copytree(draft, made)
     weights = made / "model.safetensors"
@@ -52,12 +54,14 @@ def useless_draft(draft: Path, folder: Path) -> Path:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
         if _COLUMNS not in header or header[_COLUMNS]["dtype"] != "I64":
-            raise ValueError(f"{draft} has no 64-bit {_COLUMNS}")
+            raise InvalidArgument("draft", str(draft), f"a checkpoint with a 64-bit {_COLUMNS}")
         begin, end = header[_COLUMNS]["data_offsets"]
         count = (end - begin) // 8
         file.seek(8 + size + begin)
         kept = np.frombuffer(file.read(end - begin), dtype="<i8") + np.arange(count)
-        others = np.setdiff1d(np.arange(2 * count + kept.max()), kept)[:count]
+        others = np.setdiff1d(np.arange(json.loads((draft / "config.json").read_text())["vocab_size"]), kept)[:count]
+        if len(others) < count:
+            raise InvalidArgument("draft", str(draft), "one that knows at most half of the vocabulary")
         file.seek(8 + size + begin)
         file.write((others - np.arange(count)).astype("<i8").tobytes())
     return made
@@ -85,6 +89,8 @@ def summary(runs: dict[str, list[Record]]) -> dict[str, Any]:
     for name in (ZERO, AUTO):
         both = zip(runs[name], runs[NONE], strict=True)
         pairs = [(mine.tpot_s, other.tpot_s) for mine, other in both if mine.tpot_s and other.tpot_s]
+        if not pairs:
+            raise OurFault("no prompt was answered with more than one token by both")
         finals = [record.final.speculation for record in runs[name] if record.final is not None]
         found[name] = {
             "token_ms": 1e3 * statistics.median(mine for mine, _ in pairs),

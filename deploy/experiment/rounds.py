@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from coordinator.awaited import Awaited
 from coordinator.curves import ServiceCurves
 from coordinator.ledger import WARM_TOKENS
-from coordinator.schedule import Scheduler
+from coordinator.schedule import SYNCHRONOUS, Schedule, Scheduler
 from coordinator.window import PLAIN, Plan, RequestWindow, Room
 from deploy.experiment.clock import Clock
 from deploy.experiment.drafting import DraftWork
@@ -68,8 +68,14 @@ class Session:
     """The next block's, once it is here."""
     guessed: float = 0.0
     """Chance, by acceptance, that the guess is right."""
-    ahead_us: float = 0.0
-    """What a round should take whose draft runs ahead; 0: it does not."""
+    expected: tuple[float, int] | None = None
+    """What this round should take, with so many sessions, as its block was asked for ahead; None: it was not."""
+    next_expected: tuple[float, int] | None = None
+    """The same of the next."""
+    schedule: Schedule = SYNCHRONOUS
+    """Under which this round was planned, ..."""
+    sharing: int = 1
+    """... and with how many sessions at its target."""
     right: bool = False
     """Whether it is. The coordinator knows it once verdict and guess are here."""
     judged: bool = False
@@ -131,10 +137,13 @@ class Rounds:
     def _plan(self, session: Session) -> tuple[Plan, int]:
         """The round's plan, and how many tokens a draft far behind is to read."""
         longest = min(self.longest, session.wanted - 1)
+        sessions, behind, idle = len(session.target.bound), session.behind, session.asked is None
+        session.schedule, session.sharing = SYNCHRONOUS, sessions
+        if longest > 0:
+            session.schedule = self.schedulers[session.target.name].round(self.curves, sessions, self.longest)
+        self.curves.turn_to(session.schedule, sessions)
         if longest <= 0:
             return PLAIN, 0
-        sessions, behind, idle = len(session.target.bound), session.behind, session.asked is None
-        self.curves.schedule = self.schedulers[session.target.name].round(self.curves, sessions, self.longest)
         ready = session.ahead is not None or (idle and behind <= WARM_TOKENS)
         plan = session.window.plan(Room(longest, longest if ready else 0, None, sessions))
         far = session.ahead is None and idle and behind > WARM_TOKENS
@@ -160,12 +169,13 @@ class Rounds:
     def _run_ahead(self, session: Session) -> None:
         """Where the schedule says so, the draft goes on while its block is judged."""
         block = session.block
-        if not self.curves.schedule.ahead or not block or session.asked is not None or session.ahead is not None:
+        if not session.schedule.ahead or not block or session.asked is not None or session.ahead is not None:
             return
         length = min(session.length, self.longest, session.wanted - block - 2)
         if length > 0:
             whole, session.guessed = session.window.guessed(block)
-            session.ahead_us = self.curves.ahead_us(self.curves.sessions, block, whole, session.guessed)
+            expected_us = self.curves.ahead_us(session.sharing, block, whole, session.guessed)
+            session.next_expected = expected_us, session.sharing
             session.ahead, session.ahead_tokens, session.judged = self._ask(session, 0, length + 1), None, False
 
     def _take_ahead(self, session: Session, tokens: int) -> None:
@@ -193,6 +203,7 @@ class Rounds:
         self.drafting.ends(session.id.counter, self._clock.now, job)
         if session.asked is not job:
             return
+        self.curves.turn_to(session.schedule, session.sharing)
         session.asked = None
         awaited = session.waits
         if job.wants:
@@ -223,6 +234,7 @@ class Rounds:
 
     def target_answered(self, session: Session, job: Job, way: Passage, step: StepTiming, received_us: float) -> None:
         """A verdict."""
+        self.curves.turn_to(session.schedule, session.sharing)
         drafted = session.block
         accepted = self._accepted(session, drafted)
         if session.ahead is None:
@@ -237,12 +249,13 @@ class Rounds:
         beside = self.drafting.within(job.written_us, received_us)
         self.curves.observe_verify(source, step, way, beside=beside, target=session.target.name)
         session.window.observe(source, drafted, accepted, session.draft_way, way, first=step.prefill_rows > 0)
-        if session.ahead_us:
-            self.curves.observe_ahead(self.curves.sessions, session.ahead_us, self._clock.now - session.begun_us)
-            session.ahead_us = 0.0
+        if session.expected is not None and drafted:
+            expected_us, sharing = session.expected
+            self.curves.observe_ahead(sharing, expected_us, way, step, self._clock.now - session.begun_us)
+        session.expected, session.next_expected = session.next_expected, None
         session.committed += accepted + 1
         session.wanted -= accepted + 1
-        self._meter.round(session.id.counter, self.curves.schedule, drafted, accepted, self._clock.now)
+        self._meter.round(session.id.counter, session.schedule, drafted, accepted, self._clock.now)
         if session.wanted > 0:
             self.begin(session)
         else:

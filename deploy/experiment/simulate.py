@@ -177,16 +177,12 @@ def _main(argv: list[str] | None) -> int:
     for field in ("acceptance", "draft_link_us", "target_link_us"):
         setattr(args, field, tool.numbers(option(field), getattr(args, field), 0))
     args.k = _length(args.k)
-    for field in ("rounds", "warm_up"):
+    for field, least in (("rounds", 1), ("warm_up", 0)):
         if (given := getattr(args, field)) is not None:
-            tool.count(option(field), given)
-    for field, of in (
-        ("target_row_us", args.target_row_us),
-        ("draft_us", args.draft_us),
-        ("draft_session_us", args.draft_session_us),
-    ):
-        if not 0 <= of < math.inf:
-            raise InvalidArgument(option(field), of, "finite and at least 0")
+            tool.count(option(field), given, least)
+    for field in ("target_us", "target_row_us", "draft_us", "draft_session_us"):
+        if not 0 <= (us := getattr(args, field)) < math.inf:
+            raise InvalidArgument(option(field), us, "finite and at least 0")
     if args.schedule == "rotation" and args.groups < 2:
         raise InvalidArgument("--groups", args.groups, "at least 2 with --schedule rotation")
     output = tool.writable("--json", args.json)

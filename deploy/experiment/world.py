@@ -17,13 +17,15 @@ from specwire.worker.profile import ROWS
 from specwire.worker.shares import check_budget
 
 CHOICES = ("auto", "synchronous", "rotation", "run_ahead")
+MAX_SESSIONS = 100_000
+"""More would take hours."""
 Acceptance = float | tuple[float, ...] | Callable[[int], float]
 """One chance for every position of a block, one by position (the last one goes on), or a function of the position, from 0."""
 
 
 def _check(field: str, value: float, least: float, most: float = math.inf) -> None:
     if not (math.isfinite(value) and least <= value <= most):
-        limit = f"in [{least:g}, {most:g}]" if most < math.inf else f"finite and at least {least:g}"
+        limit = f"in [{least:g}, {most:.10g}]" if most < math.inf else f"finite and at least {least:g}"
         raise InvalidArgument(field, value, limit)
 
 
@@ -117,8 +119,9 @@ class World:
             _check(field, getattr(self, field), 0)
         for field in ("target_read_us", "draft_read_us"):
             _check(field, getattr(self, field), 0)
-        for field in ("sessions", "answer_tokens", "prompt_tokens", "targets", "drafts"):
+        for field in ("answer_tokens", "prompt_tokens", "targets", "drafts"):
             _check(field, getattr(self, field), 1)
+        _check("sessions", self.sessions, 1, MAX_SESSIONS)
         _check("jitter", self.jitter, 0, 0.99)
         _check("stretch", self.stretch, 1)
         _check("longest", self.longest, 0, 64)

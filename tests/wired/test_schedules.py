@@ -94,6 +94,19 @@ async def test_a_perfect_draft_that_runs_ahead_always_hits() -> None:
         assert parts <= timing.total_us + 1  # no moment is in two parts; each is cut to whole microseconds
 
 
+@pytest.mark.parametrize("others", [{"method": "ngram"}, {"law": "rejection"}, {"num_speculative_tokens": 0}])
+@on_the_loop
+async def test_who_can_run_ahead_does_whoever_else_is_there(others: dict[str, Any]) -> None:
+    """What one session cannot, its neighbours still can."""
+    async with service(TARGET, DRAFTS["good"], speculation=speculation("run-ahead")) as stack:
+        lengths = (others.get("num_speculative_tokens", 4),)
+        more = {name: value for name, value in others.items() if name != "num_speculative_tokens"}
+        mine, _ = await asyncio.gather(ask_all(stack, (4,), 2), ask_all(stack, lengths, 6, **more))
+
+        assert expected_all(count=2) == [answer.ids for answer in mine]
+        assert 14 == (await stack.stats()).draft_guesses["hit"]
+
+
 @on_the_loop
 async def test_nothing_runs_ahead_under_rejection() -> None:
     """Its bonus is drawn anew; a guess of it could be right only by luck. Greedy requests of that law may."""

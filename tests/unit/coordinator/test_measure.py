@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.measure import PRIOR, Acceptance, Average, ByLoad, StepTimes
+from coordinator.measure import PRIOR, Acceptance, Average, ByLoad, ErrorByLoad, StepTimes
 
 
 def test_profile_is_met_and_interpolated() -> None:
@@ -171,3 +171,31 @@ def test_an_average_of_long_ago_follows_quickly_at_its_own_load_alone() -> None:
         links.observe(sessions, 200.0)
 
     assert [links.at(1), links.at(8)] == pytest.approx([110.0, 150.0], rel=0.01)
+
+
+def test_an_error_is_that_of_the_formula_until_it_is_seen() -> None:
+    """Sixteen observations weigh as much as the formula; a few say nothing to other loads."""
+    errors = ErrorByLoad()
+    assert [1.0, 1.0] == [errors.at(1), errors.at(300)]
+    for _ in range(3):
+        errors.observe(8, 2.0)
+
+    assert 1.0 < errors.at(8) < 1.2
+    assert errors.at(8) == errors.at(5) != errors.at(4) == 1.0
+    for _ in range(500):
+        errors.observe(8, 2.0)
+    assert errors.at(4) == errors.at(8) == pytest.approx(2.0, abs=0.1)
+
+
+def test_an_error_fades_while_nothing_is_seen() -> None:
+    """Half of its weight is gone after 1400 rounds."""
+    errors = ErrorByLoad()
+    for _ in range(1000):
+        errors.observe(2, 1.5)
+    before = errors.at(2)
+    errors.idle(1386)
+    half = errors.at(2)
+    errors.idle(100_000)
+
+    assert pytest.approx((1.5 * 100 + 16) / 116, abs=0.01) == half
+    assert before > half > errors.at(2) == pytest.approx(1.0)

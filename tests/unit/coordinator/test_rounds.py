@@ -26,7 +26,7 @@ class Asked(Scheduler):
         super().__init__()
         self.questions: list[tuple[int, int]] = []
 
-    def round(self, curves: ServiceCurves, sessions: int, longest: int) -> Schedule:
+    def round(self, curves: ServiceCurves, sessions: int, longest: int, able: bool = True) -> Schedule:
         """See Scheduler."""
         self.questions.append((sessions, longest))
         return SYNCHRONOUS

@@ -495,6 +495,60 @@ def test_a_trial_that_pays_stays() -> None:
     assert ["run-ahead"] * 300 == rounds(scheduler, curves, 300)
 
 
+def good(sessions: int) -> ServiceCurves:
+    """A draft far away that is always right: running ahead gains most."""
+    curves = service(sessions=sessions, acceptance=0.95, link_us=2_000)
+    for _ in range(60):
+        curves.beside.observe(sessions, 1.0)
+    return curves
+
+
+@pytest.mark.parametrize("sessions", [1, 4, 16])
+def test_who_cannot_run_ahead_is_not_counted_on(sessions: int) -> None:
+    """Under `rejection` nothing does: then it is none of the choices, and for a few it is worth as much less."""
+    curves, scheduler, mixed = good(sessions), Scheduler(), Scheduler()
+    for n in range(40 * sessions):
+        scheduler.round(curves, sessions, 8, able=False)
+        mixed.round(curves, sessions, 8, able=n % 4 > 0)
+
+    assert not scheduler.chosen.ahead
+    assert RUN_AHEAD == mixed.chosen == decided(Scheduler(), curves, sessions, 8)
+
+
+def test_a_service_whose_sessions_can_no_longer_run_ahead_stops_doing_so() -> None:
+    """At the next decision."""
+    scheduler = Scheduler()
+    assert RUN_AHEAD == decided(scheduler, good(4), 4, 8)
+    for _ in range(2 * 16 * 4):
+        scheduler.round(good(4), 4, 8, able=False)
+
+    assert not scheduler.chosen.ahead
+
+
+def test_one_outage_does_not_end_running_ahead_for_good() -> None:
+    """All eight sessions waited five seconds for a target once. What is held against it fades, and it is taken up again."""
+    scheduler, curves = Scheduler(), good(8)
+    assert RUN_AHEAD == decided(scheduler, curves, 8, 8)
+    step = StepTiming(compute_us=1_000, rows=72, sessions=8, step=1)
+    for _ in range(80):
+        curves.observe_ahead(8, 1_000.0, way(1_000, 0), step, 5_000_000.0)
+    after = rounds(scheduler, curves, 40_000, 8, 8)
+
+    assert "run-ahead" in after[-4_000:]
+
+
+def test_several_that_run_ahead_work_in_step_now_and_then() -> None:
+    """Eight rounds of each in 256: nothing else says what rounds in step take."""
+    scheduler, curves = Scheduler(), good(4)
+    assert RUN_AHEAD == decided(scheduler, curves, 4, 8)
+    seen = rounds(scheduler, curves, 2_200, 4, 8)
+    changes = [n for n in range(1, len(seen)) if seen[n - 1] != seen[n]]
+
+    assert ["synchronous", "run-ahead", "synchronous", "run-ahead"] == [seen[n] for n in changes]
+    assert [32, 32] == [changes[1] - changes[0], changes[3] - changes[2]]
+    assert 1_024 <= changes[2] - changes[1] < 1_024 + 64
+
+
 def test_no_trial_where_many_share_the_draft() -> None:
     """Of more than two, some draft while others are judged: what works beside what is seen anyway."""
     two, three = (rounds(Scheduler(), service(beside=2.0, sessions=n), 1200, sessions=n) for n in (2, 3))

@@ -17,7 +17,7 @@ from deploy.ray_head import Head
 from deploy.ready import StartError
 from deploy.state import Process, RayState, Running, StateFolder
 
-RUNNING = Running("ray", "127.0.0.1:8470", "default", (), 0.0)
+RUNNING = Running("ray", "127.0.0.1:0", "default", (), 0.0)  # a service of the developer's may be at the usual port
 HEAD = Head("127.0.0.1:6379", Path("/ray"), Process("ray", 1, 2.0))
 
 

@@ -13,13 +13,14 @@ from deploy.bench.passes import Record
 from deploy.bench.workload import Item
 from deploy.bench.zero import AUTO, NONE, ZERO, summary, useless_draft
 from specwire.client import Final
+from specwire.law.errors import InvalidArgument, OurFault
 from specwire.v1 import inference_pb2 as pb
 
 
 def checkpoint(folder: Path, ids: list[int], dtype: str = "I64") -> Path:
     """A folder with a map of ids (less their index) between other bytes."""
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"vocab_size": 8}')
     shifts = (np.array(ids) - np.arange(len(ids))).astype("<i8").tobytes()
     header = json.dumps(
         {
@@ -48,13 +49,24 @@ def test_a_useless_draft_means_other_tokens_and_is_otherwise_the_same(tmp_path: 
 
     assert ([0, 2, 3, 7], [1, 4, 5, 6]) == (before, after)
     assert rest == same
-    assert "{}" == (made / "config.json").read_text()
+    assert '{"vocab_size": 8}' == (made / "config.json").read_text()
 
 
-def test_a_draft_with_all_tokens_cannot_be_renamed(tmp_path: Path) -> None:
-    """It has no map to change."""
-    with pytest.raises(ValueError, match="no 64-bit d2t"):
-        useless_draft(checkpoint(tmp_path / "other", [0, 1], dtype="I32"), tmp_path)
+@pytest.mark.parametrize(
+    ("ids", "dtype", "limit"),
+    [([0, 1], "I32", "a 64-bit d2t"), ([0, 1, 2, 3, 4], "I64", "at most half of the vocabulary")],
+)
+def test_a_draft_that_cannot_be_renamed_is_refused(tmp_path: Path, ids: list[int], dtype: str, limit: str) -> None:
+    """It has no map to change, or no other tokens are left."""
+    with pytest.raises(InvalidArgument, match=limit):
+        useless_draft(checkpoint(tmp_path / "other", ids, dtype), tmp_path)
+
+
+def test_answers_of_one_token_say_nothing() -> None:
+    """And nothing is made up."""
+    lone = Record(Item("chat", "x", 1), (1,), 1.0, 1.0, (), None)
+    with pytest.raises(OurFault, match="more than one token"):
+        summary({NONE: [lone], ZERO: [lone], AUTO: [lone]})
 
 
 def record(token_s: float, drafts: int, ids: tuple[int, ...] = (1, 2, 3)) -> Record:

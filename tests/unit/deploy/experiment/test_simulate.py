@@ -333,7 +333,9 @@ def test_the_command_prints_a_table_and_writes_numbers(tmp_path: Path, capsys: p
         ("--acceptance", "1.5", "in [0, 1]"),
         ("--k", "many", "auto or a whole number"),
         ("--rounds", "0", "at least 1"),
-        ("--warm-up", "0", "at least 1"),
+        ("--warm-up", "-1", "at least 0"),
+        ("--target-us", "inf", "finite"),
+        ("--sessions", "1000000", "in [1, 100000]"),
         ("--schedule rotation --groups", "1", "at least 2"),
     ],
 )

@@ -54,6 +54,19 @@ def test_near_the_best_that_can_be_fixed(
     assert found.ratio > 0.95, str(found.best)
 
 
+@pytest.mark.parametrize(
+    ("sessions", "answer", "prompt"), [(4, 64, 256), pytest.param(8, 128, 512, marks=pytest.mark.slow)]
+)
+def test_near_the_best_where_prompts_are_read(sessions: int, answer: int, prompt: int) -> None:
+    """Rounds that wait for a prompt are no fault of the schedule they are in."""
+    there = world(
+        0.95, 20, sessions, answer_tokens=answer, prompt_tokens=prompt, target_read_us=200.0, draft_read_us=20.0
+    )
+    found = compare(there, (4, 8), rounds=1000 // sessions, warm_up=max(60, 500 // sessions))
+
+    assert found.ratio > 0.95, str(found.best)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("acceptance", "draft_link_ms", "sessions"),
