@@ -25,6 +25,7 @@ from operator import mul
 from coordinator.curves import LARGEST_ALLOWANCE, ServiceCurves
 from coordinator.lookup import NgramGuess, Trust
 from coordinator.measure import MAX_BLOCK, PRIOR, Acceptance
+from coordinator.schedule import SYNCHRONOUS
 from specwire.law.values import Source
 from specwire.wire.stopwatch import Passage
 
@@ -190,7 +191,11 @@ class RequestWindow:
                 acceptance.idle()
                 curves.idle(other, 1.0 / curves.sessions)
         if self._rate > 0.0:
-            self._settle(accepted + 1, target_way.total_us + (draft_way.total_us if draft_way else 0), first)
+            us: float = target_way.total_us + (draft_way.total_us if draft_way else 0)
+            if self._reserve > 0.0 and drafted > 0 and curves.schedule == SYNCHRONOUS:
+                # one that drafts among many gains by what the others pay: a trial is of what all would do
+                us = max(us, curves.round_us(source, drafted, curves.sessions))
+            self._settle(accepted + 1, us, first)
 
     def guessed(self, num_tokens: int) -> tuple[float, float]:
         """Chances, by acceptance, that a block of the draft stands, and that the token after it is guessed right too."""

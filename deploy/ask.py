@@ -81,6 +81,8 @@ def shortened(asked: int | None, started: Started) -> str | None:
 def input_fields(prompt: str, raw: bool, ids: bool, system: str | None) -> dict[str, Any]:
     """The input of a request: a conversation, a raw text, or token ids. `-` reads the prompt from standard input."""
     if prompt == "-":
+        if sys.stdin is None:
+            raise InvalidArgument("PROMPT", prompt, "a text: standard input is closed")
         prompt = sys.stdin.read()
     if system is not None and (raw or ids):
         raise InvalidArgument("--system", system, "absent with --raw and --ids: only a conversation has roles")

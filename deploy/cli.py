@@ -16,6 +16,7 @@ try:
     import os
     import signal
     from pathlib import Path
+    from types import FrameType
     from typing import Annotated, Any, NoReturn, TypeVar
 
     import typer
@@ -63,7 +64,10 @@ def up(
     """Start coordinator, target and draft, and wait until they serve. They outlive this shell; stop them with `down`."""
     from deploy import lifecycle, render
     from deploy import topology as topologies
+    from specwire.law.errors import InvalidArgument
 
+    if topology is not None and not str(topology).strip("."):
+        raise InvalidArgument("TOPOLOGY", "", "a YAML file or the name of a shipped one")
     plan = topologies.load(topology)
     console = render.console(stderr=True)
     with console.status("starting") as status:
@@ -281,7 +285,9 @@ def models_path(name: Annotated[str, typer.Argument(help="As for fetch, or a fol
 
 @models_app.command("verify", epilog="Example:  specwire models verify demo")
 def models_verify(
-    name: Annotated[str | None, typer.Argument(help="As for fetch. Default: every model that `list` shows.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="As for fetch. Default: demo, and whatever else `list` shows.")
+    ] = None,
 ) -> None:
     """Check the files of a model against their checksums. Exit status: 3 it is not here; 4 it is, and damaged."""
     from deploy import show
@@ -292,9 +298,25 @@ def models_verify(
 def main() -> None:
     """The console script: runs a command and turns what it raises into a line and an exit status."""
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must not leave behind what was being started
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _interrupt)
         _run()
     except KeyboardInterrupt:
         _interrupted()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether a fault is only what an interrupt left half done, in a library that was being imported for instance."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _run() -> None:
@@ -310,10 +332,13 @@ def _run() -> None:
             _interrupted()
         raise
     except Exception as error:
+        if _was_interrupted(error):
+            _interrupted()
         code = exit_code(error)
         if code is None:
             raise
-        typer.echo(f"specwire: {error}", err=True)
+        with contextlib.suppress(OSError):
+            typer.echo(f"specwire: {_told(error)}", err=True)
         _leave_output()
         sys.exit(code)
 
@@ -333,6 +358,12 @@ def _leave_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'standard output'}: {error.strerror or error}"
+    return str(error)
+
+
 def exit_code(error: BaseException) -> int | None:
     """The exit status of an error raised on purpose; None for a bug, which deserves its traceback."""
     from deploy.ready import StartError
@@ -342,7 +373,7 @@ def exit_code(error: BaseException) -> int | None:
         return EXIT_USAGE
     if isinstance(error, Unavailable | StartError):
         return EXIT_UNAVAILABLE
-    return EXIT_FAILED if isinstance(error, SpecwireError) else None
+    return EXIT_FAILED if isinstance(error, SpecwireError | OSError) else None
 
 
 if __name__ == "__main__":

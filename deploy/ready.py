@@ -66,6 +66,8 @@ async def _wait(
         progress("ready" if not missing else "waiting for " + ", ".join(missing))
         if fresh is not None and not missing:
             return fresh
+        if refused := [each for each in missing if "(refused" in each]:
+            raise StartError(f"not accepted: {', '.join(refused)}")  # for what it is: waiting would not mend it
         if time.monotonic() > give_up:
             raise StartError(f"not ready after {timeout_s:.0f} s: still waiting for {', '.join(missing)}")
         await asyncio.sleep(LOOK_EVERY_S)

@@ -133,16 +133,18 @@ def list_models() -> None:
 
 def verify(name: str | None) -> None:
     """Reads every byte of a model; without a name, of all that `list_models` shows, and of the demo, which then must be here.
-    Raises ModelError with a line for each that is not good."""
+    Raises ModelError with a line for each that is not good, or Unavailable if none is damaged and one is not here."""
     from deploy import models
+    from specwire.law.errors import SpecwireError, Unavailable
 
-    wrong = []
+    wrong: list[SpecwireError] = []
     for each in [name] if name is not None else dict.fromkeys(("demo", *(entry.name for entry in models.listing()))):
         try:
             path = models.verify(each)
-        except models.ModelError as error:
-            wrong.append(str(error))
+        except (models.ModelError, Unavailable) as error:
+            wrong.append(error)
             continue
         print(f"{each}: good, {path}" if path != each else f"{each}: good, it has no files")
     if wrong:
-        raise models.ModelError("\n".join(wrong))
+        kind = next((type(each) for each in wrong if not isinstance(each, Unavailable)), Unavailable)
+        raise kind("\n".join(map(str, wrong)))

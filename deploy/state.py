@@ -136,7 +136,12 @@ class StateFolder:
     def prepare(self) -> None:
         """Makes the folders. Others may not read them: logs can hold request ids and addresses."""
         for folder in (self.path, self.logs, self.configs):
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StateError(
+                    f"{folder}: cannot be made ({error.strerror}); SPECWIRE_STATE says where the state of services is kept"
+                ) from None
         with contextlib.suppress(OSError):
             self.path.chmod(0o700)
 

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from specwire.law.errors import CallerFault
+from specwire.settings import strict_yaml
 from specwire.wire.rpc import is_loopback
 
 DEFAULT_PORT = 8470
@@ -216,7 +217,7 @@ def load(path: Path | None = None) -> Topology:
     except (OSError, UnicodeDecodeError) as error:
         raise TopologyError(f"{path}: cannot be read: {error}") from None
     try:
-        document = yaml.safe_load(text)
+        document = strict_yaml(text)
     except yaml.YAMLError as error:
         raise TopologyError(f"{source}: not YAML: {error}") from None
     return parse(document, source)

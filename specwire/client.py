@@ -181,6 +181,11 @@ def _text(name: str, value: object) -> str:
 
 
 def _chat(messages: Sequence[Mapping[str, str]]) -> pb.Chat:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise InvalidArgument("messages", messages, "a list of mappings with role and content")
+    for n, message in enumerate(messages):
+        if not isinstance(message, Mapping) or message.keys() - {"role", "content"}:
+            raise InvalidArgument(f"messages[{n}]", message, "a mapping of role and content alone")
     return pb.Chat(
         messages=[
             pb.ChatMessage(**{key: _text(f"messages[{n}].{key}", message.get(key)) for key in ("role", "content")})
@@ -204,6 +209,10 @@ def _set(message: Any, name: str, value: object) -> None:
         bits = {FieldDescriptor.CPPTYPE_UINT32: 32, FieldDescriptor.CPPTYPE_UINT64: 64}.get(kind)
         limit = "a number" if bits is None else f"a whole number in [0, {2**bits - 1}]"
         raise InvalidArgument(name, value, limit) from error
+
+
+LONGEST_TIMEOUT_S = 1e8
+"""Three years: what lies beyond is no deadline, and too long for gRPC's clocks."""
 
 
 class Client:
@@ -241,6 +250,8 @@ class Client:
 
         Raises CallerFault (bad input), NoRoom (with a retry hint), TooLate, Unavailable, OurFault."""
         request = make_request(**fields)
+        if timeout is not None and not timeout <= LONGEST_TIMEOUT_S:
+            raise InvalidArgument("timeout", timeout, f"at most {LONGEST_TIMEOUT_S:.0f} seconds, or None")
         if not request.HasField("seed"):
             request.seed = secrets.randbits(64)  # ours, so that a repeat gives the same answer
         give_up = None if timeout is None else time.monotonic() + timeout

@@ -58,6 +58,25 @@ def put_value(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that comes twice: YAML's own rule, which its reader does not keep, so that the first would be lost unseen."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See yaml.SafeLoader."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def strict_yaml(text: str) -> Any:
+    """What a YAML text says. Raises yaml.YAMLError, also for a key that comes twice in one mapping."""
+    return yaml.load(text, _StrictLoader)
+
+
 def set_value(values: dict[str, Any], setting: str) -> None:
     """Applies one `a.b=value`; the value is read as YAML, so numbers, booleans and lists are what they look like."""
     key, separator, text = setting.partition("=")
@@ -74,7 +93,7 @@ def read_file(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        values = strict_yaml(Path(path).read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidArgument("--config", path, f"a readable YAML file ({error})") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

@@ -114,6 +114,9 @@ async def measure(address: str, settings: Settings, console: Console) -> dict[st
     warm_up = Item("warm-up", settings.items[0].prompt, 8)
     async with Client(address) as client:
         stats = await client.stats()
+        most = stats.max_running + stats.max_waiting
+        if too_many := [n for n in settings.concurrency if n > most]:
+            raise InvalidArgument("--concurrency", too_many[0], f"at most {most}, which the service runs and lets wait")
         try:
             if other is not None:
                 with console.status("transformers loads the models"):

@@ -81,9 +81,17 @@ def test_a_worker_that_dies_while_starting(fresh: Service) -> None:
     assert f"127.0.0.1:{port}" in said.splitlines()[-1]
 
 
-@pytest.mark.parametrize("means", [pytest.param("ray", marks=pytest.mark.ray), "processes"])
-def test_ctrl_c_while_starting(fresh: Service, means: str) -> None:
-    """Stops what was started so far."""
+@pytest.mark.parametrize(
+    ("means", "how"),
+    [
+        pytest.param("ray", signal.SIGINT, marks=pytest.mark.ray),
+        pytest.param("ray", signal.SIGHUP, marks=pytest.mark.ray),
+        ("processes", signal.SIGINT),
+        ("processes", signal.SIGTERM),
+    ],
+)
+def test_a_start_that_is_interrupted(fresh: Service, means: str, how: signal.Signals) -> None:
+    """Stops what was started so far: by Ctrl-C, by a terminal that is closed, by whoever ends processes."""
     path = fresh.folder.path.parent / "t.yaml"
     path.write_text(TOPOLOGY)
     options = [] if means == "ray" else ["--no-ray"]
@@ -95,9 +103,12 @@ def test_ctrl_c_while_starting(fresh: Service, means: str) -> None:
             signal.SIGINT, signal.default_int_handler
         ),  # ignored where tests run in the background
     )
-    while starting.poll() is None and not fresh.folder.log("coordinator").exists():
+    begun = (
+        "ray" if how is signal.SIGHUP else "coordinator"
+    )  # Ray itself is on its way, and nobody's note of it is written
+    while starting.poll() is None and not fresh.folder.log(begun).exists():
         time.sleep(0.01)
-    starting.send_signal(signal.SIGINT)
+    starting.send_signal(how)
 
     assert 130 == starting.wait(60)
     assert ([], None) == (remains(fresh), fresh.folder.read())

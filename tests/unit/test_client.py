@@ -448,6 +448,15 @@ def _when_said(script: Scripted, count: int, come: threading.Event) -> None:
 # ------------------------------------------------------------------ deadlines and leaving
 
 
+@pytest.mark.parametrize("timeout", [1e9, float("inf"), float("nan")])
+def test_a_deadline_beyond_all_clocks_is_refused(server: Server, ask: Ask, timeout: float) -> None:
+    """gRPC would take it for one in the past. None means none."""
+    script = server.play([started(), final()])
+
+    assert [InvalidArgument] == [type(event) for event in ask(server.address, prompt="a", timeout=timeout)]
+    assert script.requests == []
+
+
 @pytest.mark.parametrize("timeout", [0.0, -1.0])
 def test_a_deadline_in_the_past_is_too_late(server: Server, ask: Ask, timeout: float) -> None:
     """Nothing is sent."""
@@ -718,6 +727,9 @@ def test_auto_is_asked_for_by_name() -> None:
         ({"prompt": "a", "request_id": "\ud800"}, "request_id"),
         ({"messages": [{"role": "user", "content": "a\ud800b"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": ["part"]}]}, "messages[0].content"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
         ({"prompt": 5}, "prompt"),

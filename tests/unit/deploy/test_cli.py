@@ -419,7 +419,7 @@ def test_a_damaged_model_is_not_an_absent_one(run: Run, monkeypatch: pytest.Monk
 
 
 def test_verify_without_a_name_reads_every_model(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is good is told although something is damaged; what was never fetched is told as well."""
+    """What is good is told although something is damaged, or was never fetched."""
     monkeypatch.setenv("SPECWIRE_CACHE", str(tmp_path))
     absent = run("models", "verify")
     folder = tmp_path / "models" / "demo"
@@ -430,9 +430,9 @@ def test_verify_without_a_name_reads_every_model(run: Run, monkeypatch: pytest.M
     (folder / "config.json").write_bytes(b"")
     damaged = run("models", "verify")
 
-    assert (3, "") == absent[:2]
-    assert (0, ["demo", "demo-draft"]) == (good[0], [line.partition(":")[0] for line in good[1].splitlines()])
-    assert (4, ["demo-draft"]) == (damaged[0], [line.partition(":")[0] for line in damaged[1].splitlines()])
+    assert [(3, ["demo-draft"]), (0, ["demo", "demo-draft"]), (4, ["demo-draft"])] == [
+        (status, [line.partition(":")[0] for line in out.splitlines()]) for status, out, _ in (absent, good, damaged)
+    ]
 
 
 def test_verify_of_a_model_without_files(run: Run) -> None:
@@ -488,6 +488,7 @@ def test_status_for_programs(run: Run, client: type[FakeClient]) -> None:
         (("logs",), "nothing was started here"),
         (("frobnicate",), "No such command 'frobnicate'"),
         (("up", "--timeout", "0"), "--timeout"),
+        (("up", ""), "TOPOLOGY: got '', must be a YAML file"),
     ],
 )
 def test_wrong_usage_is_2_and_says_why(run: Run, arguments: tuple[str, ...], said: str) -> None:
@@ -495,6 +496,59 @@ def test_wrong_usage_is_2_and_says_why(run: Run, arguments: tuple[str, ...], sai
     status, out, err = run(*arguments)
 
     assert (2, "", True, False) == (status, out, said in err, "Traceback" in err)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "specwire: standard output: No space left on device"),
+        (FileExistsError(17, "File exists", "/state"), "specwire: /state: File exists"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+) -> None:
+    """Where no command knew better: a full disk is no bug."""
+
+    def fails(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(lifecycle, "down", fails)
+
+    assert (4, "", f"{said}\n") == run("down")
+
+
+def test_what_an_interrupt_left_half_done_is_no_fault_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library whose import was interrupted fails in its own way."""
+
+    def fails(*arguments: Any) -> Any:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise AttributeError("partially initialized module") from None
+
+    monkeypatch.setattr(lifecycle, "down", fails)
+
+    assert (130, "", "specwire: interrupted\n") == run("down")
+
+
+def test_a_state_folder_that_cannot_be_made(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is named, with the variable that says where it is."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECWIRE_STATE", str(tmp_path / "file"))
+    status, _, err = run("up", "table", "--no-ray")
+
+    assert (2, True) == (status, "cannot be made (File exists); SPECWIRE_STATE says where" in err)
+
+
+def test_a_closed_standard_input_has_no_prompt(
+    run: Run, client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-` stands for it."""
+    monkeypatch.setattr(sys, "stdin", None)
+    status, _, err = run("generate", "-")
+
+    assert (2, "specwire: PROMPT: got '-', must be a text: standard input is closed\n") == (status, err)
 
 
 def test_a_failed_start_is_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

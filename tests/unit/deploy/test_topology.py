@@ -130,7 +130,15 @@ def test_a_file_wins_over_a_shipped_name(tmp_path: Path, monkeypatch: pytest.Mon
     assert "mine" == topology.load(Path("plain")).name
 
 
-@pytest.mark.parametrize(("text", "said"), [("a: [", "not YAML"), ("\xff", "target: missing"), ("- 1", "got list")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "not YAML"),
+        ("target: {model: table}\ntarget: {model: demo}", "'target' is there twice"),
+        ("\xff", "target: missing"),
+        ("- 1", "got list"),
+    ],
+)
 def test_files_that_are_none(tmp_path: Path, text: str, said: str) -> None:
     """Whatever is wrong with the file is one refusal, not a traceback."""
     path = tmp_path / "t.yaml"
