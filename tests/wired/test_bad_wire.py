@@ -129,11 +129,12 @@ async def test_everything_at_once_on_both_links() -> None:
         asking = asyncio.create_task(ask_all(stack, tokens=100, k="auto"))
         dice = random.Random(5)
         while not asking.done():
-            relay = relays[dice.choice(list(relays))]
-            busy = asyncio.create_task(relay.seen(relay.frames + 15))
-            await asyncio.wait((asking, busy), return_when=asyncio.FIRST_COMPLETED)
-            busy.cancel()
-            relay.cut()
+            # on whichever link they are: the controller may leave the draft alone
+            busy = [asyncio.create_task(relay.seen(relay.frames + 15)) for relay in relays.values()]
+            await asyncio.wait((asking, *busy), return_when=asyncio.FIRST_COMPLETED)
+            for each in busy:
+                each.cancel()
+            relays[dice.choice(list(relays))].cut()
         got = await asking
         await stack.quiet()
 
