@@ -61,11 +61,12 @@ async def test_kind_24_a_cache_taken_away_under_a_block_in_flight() -> None:
 
 
 async def _take_away(stack: Service, relay: Relay, taken: list[SessionId]) -> None:
-    """Every few frames a session of the target loses its cache, between two steps."""
+    """Every few frames a session of the target loses its cache, between two steps; one whose block has come is left alone, as it
+    is where room is made for another."""
     dice = random.Random(3)
 
     def drop(desk: Any) -> list[SessionId]:
-        ids: list[SessionId] = desk.table.ids()
+        ids: list[SessionId] = [each for each in desk.table.ids() if desk.table._sessions[each].front is None]
         for session in dice.sample(ids, min(1, len(ids))):
             desk.table.drop(session)
             taken.append(session)
@@ -114,18 +115,19 @@ async def test_kind_26_a_huge_prompt_holds_nobody_up() -> None:
 @on_the_loop
 async def test_kind_27_blocks_get_shorter_with_load() -> None:
     """Report 83: where every row costs, acceptance of about one half is worth a block alone and not in a crowd. The controller
-    drafts far less for thirty-two than for one; answers stay the same."""
-    target = like(TARGET, step_ms=4.0, row_ms=1.0)
+    drafts far less for thirty-two than for one; answers stay the same. In step: in turns, what the service adds is hidden."""
+    target = like(TARGET, step_ms=8.0, row_ms=2.0)
     draft = like(DRAFTS["middling"], step_ms=0.4, row_ms=0.1)
     drafted = []
-    async with service(target, draft, slots=32, speculation={"method": "draft_model"}) as stack:
+    settings = {"method": "draft_model", "schedule": "synchronous"}
+    async with service(target, draft, slots=32, speculation=settings) as stack:
         for count in (1, 32):
-            await asyncio.gather(*(stack.ask([n], max_tokens=40, seed=n) for n in range(count)))
+            await asyncio.gather(*(stack.ask([n], max_tokens=24, seed=n) for n in range(count)))
             before = (await stack.stats()).speculation
-            answers = await asyncio.gather(*(stack.ask([n], max_tokens=40, seed=n) for n in range(count)))
+            answers = await asyncio.gather(*(stack.ask([n], max_tokens=24, seed=n) for n in range(count)))
             after = (await stack.stats()).speculation
             drafted.append((after.drafted - before.drafted) / (after.rounds - before.rounds))
-            assert [expected_ids(target, [n], 40, seed=n) for n in range(count)] == [each.ids for each in answers]
+            assert [expected_ids(target, [n], 24, seed=n) for n in range(count)] == [each.ids for each in answers]
 
     alone, in_a_crowd = drafted
     assert alone > 1.0
