@@ -194,18 +194,14 @@ class ServiceCurves:
         if self.schedule.groups > 1:
             pass  # the waits are those of turns, which the schedule's formula has in it
         elif drafted:
-            if (
-                not self.schedule.ahead
-            ):  # the draft beside it is its own, and it may have missed a step: neither is so in step
+            # where drafts run ahead, the one beside it is its own, and it may have missed a step: neither is so in step
+            if not self.schedule.ahead:
                 self.block_link.observe(sessions, link_us, self._block_link(sessions))
                 self.crowding.observe(sessions, longer)
         elif not beside or link_us < self.target_link.at(sessions):
-            expected_us = (
-                None if self.target_link.known else self.target_way.at(sessions)
-            )  # the first may have met a pause
-            self.target_link.observe(
-                sessions, link_us, expected_us
-            )  # one that drafts may be waited for, but shortens no way
+            # One that drafts may be waited for, but shortens no way. The first of all may have met a pause.
+            expected_us = None if self.target_link.known else self.target_way.at(sessions)
+            self.target_link.observe(sessions, link_us, expected_us)
         if new and (quiet or not self.verify.known):
             self.verify.observe(step.rows, us)
 

@@ -250,11 +250,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m deploy.bench.bars",
-        description=__doc__.partition("\n")[0] + " Thirty prompts take five minutes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = tool.parser("deploy.bench.bars", __doc__, " Thirty prompts take five minutes.")
     parser.add_argument(
         "--prompts", required=True, help="JSONL: an object a line with prompt, and kind and max_tokens if wanted"
     )
@@ -283,8 +279,7 @@ def _main(argv: list[str] | None) -> int:
     except Unavailable as error:
         raise ready.explained(error, args.address) from None
     show(report, console)
-    if output is not None:
-        output.write_text(json.dumps(report, indent=1))
+    tool.save(output, report)
     return 0
 
 

@@ -9,9 +9,7 @@ is one verdict for one session. Sessions run all the time of a measurement: each
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import math
 import statistics
 import sys
@@ -80,11 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m deploy.bench.coordinator",
-        description=__doc__.partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = tool.parser("deploy.bench.coordinator", __doc__)
     parser.add_argument("--address", help="host:port; default: the service that was started here")
     parser.add_argument("--sessions", default="64,128,256,512", help="how many at once, one after the other")
     parser.add_argument("--seconds", type=float, default=4.0, help="of one window")
@@ -105,8 +99,7 @@ def _main(argv: list[str] | None) -> int:
         run = measure(lifecycle.endpoint(args.address), sessions, args.seconds, args.windows, args.max_tokens)
         results.append(asyncio.run(run))
     show(results, console)
-    if output is not None:
-        output.write_text(json.dumps(results, indent=1))
+    tool.save(output, results)
     return 0
 
 

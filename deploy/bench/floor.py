@@ -136,11 +136,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m deploy.bench.floor",
-        description=__doc__.partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = tool.parser("deploy.bench.floor", __doc__)
     parser.add_argument("--steps", type=int, default=150, help="of one run")
     parser.add_argument("--runs", type=int, default=3, help="one after the other")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)

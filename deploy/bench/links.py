@@ -10,11 +10,9 @@ that do not count, as many as it takes to generate a few hundred tokens.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -128,11 +126,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m deploy.bench.links",
-        description=__doc__.partition("\n")[0] + " All points take a quarter of an hour.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = tool.parser("deploy.bench.links", __doc__, " All points take a quarter of an hour.")
     parser.add_argument("--round-trips", default="0,1,5,20,80", help="milliseconds, with commas")
     parser.add_argument("--sessions", default="1,8", help="how many at once, with commas")
     parser.add_argument("--pairs", type=int, default=5, help="passes of each variant at each point")
@@ -156,8 +150,7 @@ def _main(argv: list[str] | None) -> int:
         run_all = measure(up.address, dict(up.relays), ask, trips, sessions, pairs, status.update)
         found = asyncio.run(run_all)
     show(found, console, "Links, " + ("demo models" if args.real else "set speeds"))
-    if output is not None:
-        output.write_text(json.dumps(found, indent=1))
+    tool.save(output, found)
     return 0
 
 

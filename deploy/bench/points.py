@@ -10,10 +10,8 @@ where some answers end before others, the last rounds of these have less company
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -197,11 +195,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _main(argv: list[str] | None) -> int:
     listed = "; ".join(f"{number} {point}" for number, point in enumerate(POINTS, start=1))
-    parser = argparse.ArgumentParser(
-        "python -m deploy.bench.points",
-        description=__doc__.partition("\n")[0] + " All points take some minutes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = tool.parser("deploy.bench.points", __doc__, " All points take some minutes.")
     everyone = ",".join(str(number) for number in range(1, len(POINTS) + 1))
     parser.add_argument(
         "--passes", type=int, default=3, help=f"of each point; more where sessions are few, for {_ANSWERS} answers"
@@ -217,8 +211,7 @@ def _main(argv: list[str] | None) -> int:
     with console.status("starting") as status:
         found = measure([POINTS[number - 1] for number in numbers], passes, status.update)
     show(found, console)
-    if output is not None:
-        output.write_text(json.dumps(found, indent=1))
+    tool.save(output, found)
     return 0
 
 

@@ -9,10 +9,8 @@ session's round lies between two turns of its group. Answers of all schedules ar
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -198,11 +196,7 @@ def main(argv: list[str] | None = None) -> int:
 def _main(argv: list[str] | None) -> int:
     listed = "; ".join(f"{number} {world.name}" for number, world in enumerate(WORLDS, start=1))
     everyone = ",".join(str(number) for number in range(1, len(WORLDS) + 1))
-    parser = argparse.ArgumentParser(
-        "python -m deploy.bench.schedules",
-        description=__doc__.partition("\n")[0] + " A world takes a minute.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = tool.parser("deploy.bench.schedules", __doc__, " A world takes a minute.")
     parser.add_argument("--pairs", type=int, default=5, help="passes of each schedule in each world")
     parser.add_argument("--worlds", default=everyone, help=f"with commas: {listed}")
     parser.add_argument("--json", help="file for the numbers")
@@ -216,8 +210,7 @@ def _main(argv: list[str] | None) -> int:
     with console.status("starting") as status:
         results = [measure(world, pairs, status.update) for world in chosen]
     show(results, console)
-    if output is not None:
-        output.write_text(json.dumps(results, indent=1))
+    tool.save(output, results)
     return 0
 
 

@@ -5,12 +5,15 @@ A measurement that starts services must stop them however it is ended: a closed 
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from specwire.law.errors import InvalidArgument, SpecwireError
 
@@ -66,3 +69,18 @@ def writable(option: str, path: str | None) -> Path | None:
             return Path(path)
     except OSError as error:
         raise InvalidArgument(option, path, f"a file that can be written ({error.strerror})") from None
+
+
+def parser(module: str, doc: str, note: str = "") -> argparse.ArgumentParser:
+    """For a measurement: the first line of its docstring, a note on how long it takes, defaults beside the options."""
+    return argparse.ArgumentParser(
+        f"python -m {module}",
+        description=doc.partition("\n")[0] + note,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+
+
+def save(output: Path | None, found: Any) -> None:
+    """Writes the numbers, if they were asked for."""
+    if output is not None:
+        output.write_text(json.dumps(found, indent=1))

@@ -9,7 +9,6 @@ the back. A token's time is that of an answer's tokens after the first.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -134,11 +133,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m deploy.bench.zero",
-        description=__doc__.partition("\n")[0] + " Takes some minutes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = tool.parser("deploy.bench.zero", __doc__, " Takes some minutes.")
     parser.add_argument("--prompts", help="JSONL with prompts; the shipped workloads if left out")
     parser.add_argument("--count", type=int, default=10, help="prompts")
     parser.add_argument("--max-tokens", type=int, default=96, help="of each answer")
@@ -161,8 +156,7 @@ def _main(argv: list[str] | None) -> int:
         progress = stack.enter_context(Progress(console=console))
         found = asyncio.run(measure(addresses, items, progress))
     show(found, console)
-    if output is not None:
-        output.write_text(json.dumps(found, indent=1))
+    tool.save(output, found)
     return 0
 
 
