@@ -28,7 +28,6 @@ from deploy.experiment.rig import Rig, rig
 from deploy.experiment.runs import simulate
 from deploy.experiment.world import Steps, World
 from specwire.client import Client
-from specwire.law.errors import InvalidArgument
 
 PAIR = Pair(Speeds(20.0, 0.5), Speeds(2.0, 0.1), 0.7)
 WORKERS = ("draft-0", "target-0")
@@ -204,12 +203,10 @@ def _main(argv: list[str] | None) -> int:
     parser.add_argument("--json", help="file for the numbers")
     args = parser.parse_args(argv)
     console = Console(stderr=True)
-    numbers = [int(n) for n in tool.numbers("--points", args.points, 1, whole=True)]
-    if max(numbers) > len(POINTS):
-        raise InvalidArgument("--points", args.points, f"numbers of at most {len(POINTS)}")
+    points = tool.chosen("--points", args.points, POINTS)
     passes, output = tool.count("--passes", args.passes), tool.writable("--json", args.json)
     with console.status("starting") as status:
-        found = measure([POINTS[number - 1] for number in numbers], passes, status.update)
+        found = measure(points, passes, status.update)
     show(found, console)
     tool.save(output, found)
     return 0

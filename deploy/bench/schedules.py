@@ -25,7 +25,6 @@ from deploy.bench.set_speed import Pair, Speeds, Told, mean, sessions_at_once
 from deploy.bench.statistics import bootstrap, median_ratio, shown
 from deploy.experiment.rig import rig
 from specwire.client import Client
-from specwire.law.errors import InvalidArgument
 
 SYNCHRONOUS = "synchronous"
 
@@ -202,10 +201,7 @@ def _main(argv: list[str] | None) -> int:
     parser.add_argument("--json", help="file for the numbers")
     args = parser.parse_args(argv)
     console = Console(stderr=True)
-    numbers = [int(n) for n in tool.numbers("--worlds", args.worlds, 1, whole=True)]
-    if max(numbers) > len(WORLDS):
-        raise InvalidArgument("--worlds", args.worlds, f"numbers of at most {len(WORLDS)}")
-    chosen = [WORLDS[number - 1] for number in numbers]
+    chosen = tool.chosen("--worlds", args.worlds, WORLDS)
     pairs, output = tool.count("--pairs", args.pairs), tool.writable("--json", args.json)
     with console.status("starting") as status:
         results = [measure(world, pairs, status.update) for world in chosen]

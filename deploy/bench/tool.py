@@ -10,12 +10,14 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from specwire.law.errors import InvalidArgument, SpecwireError
+
+T = TypeVar("T")
 
 
 def run(work: Callable[[], int]) -> int:
@@ -51,6 +53,14 @@ def numbers(option: str, text: str, least: float, *, whole: bool = False) -> lis
     if not all(least <= each < math.inf for each in found):
         raise InvalidArgument(option, text, limit)
     return found
+
+
+def chosen(option: str, text: str, among: Sequence[T]) -> list[T]:
+    """Those of a list that are named by their numbers, from 1, with commas between them. Raises InvalidArgument."""
+    found = [int(number) for number in numbers(option, text, 1, whole=True)]
+    if max(found) > len(among):
+        raise InvalidArgument(option, text, f"numbers of at most {len(among)}")
+    return [among[number - 1] for number in found]
 
 
 def count(option: str, value: int, least: int = 1) -> int:
