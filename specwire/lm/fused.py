@@ -143,17 +143,17 @@ class FusedBody(nn.Module):
         return result
 
 
-def compiled_library(model: PreTrainedModel) -> ctypes.CDLL | None:
-    """What runs this model's steps as one call; None: it is of another architecture or dtype, of sizes that do not fit, not on a
-    CPU, or the library cannot be had."""
+def compiled_library(model: PreTrainedModel, stored: torch.dtype) -> ctypes.CDLL | None:
+    """What runs this model's steps as one call, with weights that are kept so; None: it is of another architecture, of sizes that
+    do not fit, not on a CPU, or the library cannot be had."""
     body = getattr(model, model.base_model_prefix)
-    if model.dtype is not torch.float32 or model.device.type != "cpu" or not _is_known(body):
+    if model.device.type != "cpu" or stored not in native.KEPT or not _is_known(body):
         return None
     if type(model.get_output_embeddings()) is not nn.Linear or type(body.embed_tokens) is not nn.Embedding:
         return None
     first = body.layers[0]
     sizes = first.self_attn.head_dim, first.mlp.down_proj.in_features, first.mlp.down_proj.out_features
-    return native.load() if all(size % native.LANES == 0 for size in sizes) else None
+    return native.load(stored) if all(size % native.LANES == 0 for size in sizes) else None
 
 
 def fuse(model: PreTrainedModel, make: Maker | None, capacity: int, strict: bool) -> None:

@@ -34,8 +34,9 @@ class ModelConfig(BaseModel):
     """`cpu`, `cuda` or `cuda:N`."""
     precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "float32"
     """auto: the fastest that the device has instructions for (`torch_load.fastest_precision`). A block costs little more than
-    one token in float32 on any CPU; in bfloat16 without instructions for it, as much as its tokens one by one. float16 on a CPU
-    is a precision of the weights, and arithmetic is float32. int8, on a CPU, is that too, and it changes the model (int8.py)."""
+    one token in float32 on any CPU; in bfloat16 arithmetic without instructions for it, as much as its tokens one by one. float16 on
+    a CPU is a precision of the weights, and arithmetic is float32; so is bfloat16 where the layers are compiled. int8, on a CPU, is
+    that too, and it changes the model (int8.py)."""
     max_context: int | None = Field(default=None, ge=1)
     """Longest sequence, block included; default and upper limit: the model's own."""
     max_sessions: int = Field(default=8, ge=1, le=65536)
@@ -46,8 +47,8 @@ class ModelConfig(BaseModel):
     """strict: scores do not depend on what else is in the batch. Compiled layers (native.c) keep that at no cost; others by one
     fixed shape of every pass, slowly."""
     fused: bool = True
-    """Llama and its relatives run on our own layers: on CPUs compiled ones (native.c) in float32, float16 or int8, else ones of
-    fewer and larger operations (fused.py); false: on transformers' own."""
+    """Llama and its relatives run on our own layers: on CPUs compiled ones (native.c), else ones of fewer and larger operations
+    (fused.py); false: on transformers' own."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads on a CPU; 0: as the library decides."""
     table: TableConfig | None = None

@@ -1,14 +1,14 @@
-/* The layers of Llama and its relatives on a CPU with AVX2: weights in int8, float16 or float32, arithmetic in float32, few rows.
- * See native_layers.py.
+/* The layers of Llama and its relatives on a CPU with AVX2 or AVX-512: weights in int8, float16, bfloat16 or float32, arithmetic in
+ * float32, few rows. See native_layers.py.
  *
  * Law. What a row becomes depends on its own text alone, to the last bit: not on how many rows there are, nor on how many
- * threads, nor on how its text was cut into passes. Every sum is taken in one order: products with weights in eight partial
- * sums over the inputs and one fixed tree, values of cells one after the other. So verifying a block gives the very scores that plain
- * decoding would have given.
+ * threads, nor on how its text was cut into passes, nor on which of the two instruction sets there is. Every sum is taken in one
+ * order: products with weights in eight partial sums over the inputs and one fixed tree, values of cells one after the other. So
+ * verifying a block gives the very scores that plain decoding would have given.
  *
  * Few rows are read, not computed. Weights lie as the checkpoint has them, [outputs, inputs], and are read once per pass and in
- * order: eight outputs at a time for all rows, the weights to come being fetched meanwhile, past the second cache, which code and
- * everything else then keep. Up to six rows take the time of one.
+ * order: eight outputs at a time for all rows, the weights to come being fetched meanwhile. Up to six rows take the time of one.
+ * More are computed: a piece of the weights is made float32 once, and all rows meet it while it lies in the first cache.
  *
  * Work is shared out in chunks to whoever is there. The caller takes part and waits only for chunks that others have begun: on cores
  * that other processes use as well, a helper that gets no time must not hold up a step.
@@ -28,29 +28,50 @@
 
 enum {
     OUTPUTS = 8,     /* computed together; their weights stay in a near cache for all rows */
-    ROWS = 6,        /* computed together; with two outputs they fill fifteen of the sixteen registers */
-    GROUPS = 2,      /* of so many rows meet weights that lie in the first cache, one after the other */
+    FEW = 12,        /* rows, at most, that meet the weights as they are kept */
+    GROUP = 6,       /* rows, at most, of many: computed together, with two outputs in fifteen of sixteen registers, with eight in 29 of 32 */
+    STRIP = 48,      /* rows that meet weights in the first cache, one group after the other */
     PANEL = 1280,    /* bytes of an output's weights, at most: OUTPUTS of them, as many being fetched, and rows share the first cache */
+    READY = 320,     /* inputs of OUTPUTS that are float32 in the first cache, at most */
     LINE = 64,       /* bytes of a cache line */
-    BYTE = 1,        /* bytes of a weight in int8 */
-    HALF = 2,        /* in float16 */
-    SINGLE = 4,      /* and in float32 */
     CHUNKS = 4,      /* of a product per thread, each half as large as the one before but the last: whoever is done waits for little */
     REGISTERS = 8,   /* of values of a cell, where a head is a multiple of so many */
     PIECE = 16,      /* rows that one thread takes at a time, of what lies between the products: few are not worth sharing */
     CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
 };
-/* LANES, float32 numbers of a register, and UNIT_TOKENS, tokens of a slot that attend together, come from native.py. */
+/* LANES, float32 numbers of a partial sum, UNIT_TOKENS, tokens of a slot that attend together, and FETCH, which caches get the weights
+ * to come, come from native.py. */
+
+/* How a weight is kept. */
+enum {
+    INT8 = 1,
+    FLOAT16 = 2,
+    BFLOAT16 = 3,
+    FLOAT32 = 4,
+    MADE_READY = 5, /* float32, and what a register takes side by side */
+};
+/* One of the first four is KEPT, that of all weights here, also from native.py: so each library is small and soon compiled. */
+
+/* A register holds a partial sum of so many outputs. */
+#ifdef __AVX512F__
+typedef __m512 sums_t;
+enum {
+    TOGETHER = 2,
+    TILE = 12, /* rows that a tile has sums for, at most */
+};
+#else
+typedef __m256 sums_t;
+enum { TOGETHER = 1, TILE = 6 };
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 12")
 
 /* One product: y = x W' + bias. */
 typedef struct {
-    const char *weight;     /* [outputs rounded up to blocks of OUTPUTS, inputs] */
+    const char *weight;     /* [outputs rounded up to blocks of OUTPUTS, inputs], KEPT */
     const float *bias;      /* [the same] or NULL */
     size_t outputs, inputs; /* inputs: a multiple of LANES */
-    size_t size;            /* of a weight: BYTE, HALF or SINGLE */
     const float *scale;     /* [outputs rounded up]: what an output's sum is multiplied by, or NULL */
 } linear_t;
 
@@ -211,109 +232,193 @@ static void leave(void) { pthread_mutex_unlock(&pool.one_at_a_time); }
 
 /* ---------------------------------------------------------------- products with weights */
 
-INLINE __m256 load(const char *w, const size_t size) {
-    if (size == BYTE) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)w)));
-    return size == HALF ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w)) : _mm256_loadu_ps((const float *)w);
+/* Bytes of a weight. */
+INLINE size_t bytes(const int kind) { return kind == INT8 ? 1 : kind == FLOAT16 || kind == BFLOAT16 ? 2 : 4; }
+
+#ifdef __AVX512F__
+
+/* LANES weights of two outputs, `stride` bytes apart. */
+INLINE sums_t load(const char *w, size_t stride, const int kind) {
+    if (kind == MADE_READY) return _mm512_loadu_ps(w);
+    if (kind == INT8) {
+        const __m128i one = _mm_loadl_epi64((const __m128i *)w), other = _mm_loadl_epi64((const __m128i *)(w + stride));
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(one, other)));
+    }
+    if (kind == FLOAT32)
+        return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps((const float *)w)), _mm256_loadu_ps((const float *)(w + stride)), 1);
+    const __m128i one = _mm_loadu_si128((const __m128i *)w), other = _mm_loadu_si128((const __m128i *)(w + stride));
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(one), other, 1);
+    return kind == FLOAT16 ? _mm512_cvtph_ps(both) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16));
 }
 
-/* A panel of weights: `outputs` rows of W from some input on, for the `count` inputs that follow. */
+/* LANES inputs, for each output of a register. */
+INLINE sums_t spread(const float *x) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(x)); }
+
+INLINE sums_t add_product(sums_t x, sums_t w, sums_t sums) { return _mm512_fmadd_ps(x, w, sums); }
+INLINE sums_t resume(const float *from) { return from ? _mm512_loadu_ps(from) : _mm512_setzero_ps(); }
+INLINE void keep(sums_t sums, float *to) { _mm512_storeu_ps(to, sums); }
+
+INLINE void finish(sums_t sums, float *y) {
+    y[0] = sum_of_lanes(_mm512_castps512_ps256(sums));
+    y[1] = sum_of_lanes(_mm512_extractf32x8_ps(sums, 1));
+}
+
+#else
+
+INLINE sums_t load(const char *w, size_t stride, const int kind) {
+    (void)stride;
+    if (kind == MADE_READY || kind == FLOAT32) return _mm256_loadu_ps((const float *)w);
+    if (kind == INT8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)w)));
+    const __m128i halves = _mm_loadu_si128((const __m128i *)w);
+    return kind == FLOAT16 ? _mm256_cvtph_ps(halves) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+INLINE sums_t spread(const float *x) { return _mm256_loadu_ps(x); }
+INLINE sums_t add_product(sums_t x, sums_t w, sums_t sums) { return _mm256_fmadd_ps(x, w, sums); }
+INLINE sums_t resume(const float *from) { return from ? _mm256_loadu_ps(from) : _mm256_setzero_ps(); }
+INLINE void keep(sums_t sums, float *to) { _mm256_storeu_ps(to, sums); }
+INLINE void finish(sums_t sums, float *y) { *y = sum_of_lanes(sums); }
+
+#endif
+
+/* A panel of weights: `OUTPUTS` rows of W from some input on, for the `count` inputs that follow. */
 typedef struct {
-    const char *w;     /* [outputs, count], `stride` bytes from one output to the next */
-    const char *ahead; /* where the panel after it begins: as far from one output to the next, and without gaps if `whole` */
+    const char *w;     /* [OUTPUTS, count], `stride` bytes from one output to the next */
     size_t stride, count;
+    const char *ahead; /* where the panel after it begins, as it is kept: without gaps if `whole`, else ... */
+    size_t apart;      /* ... so many bytes from one output to the next */
     int whole;         /* the panel is all inputs of its outputs */
     int first, last;   /* of the panels of its outputs */
 } panel_t;
 
+/* Partial sums of a row. */
+typedef float partial_t[OUTPUTS][LANES];
+
 /* One register of inputs, met by `outputs` rows of W and `rows` rows of x. */
 INLINE void meet(
-    const int rows, const int outputs, const size_t size, const char *w, size_t stride, const float *x, size_t inputs,
-    __m256 sums[ROWS][OUTPUTS]
+    const int rows, const int outputs, const int kind, const char *w, size_t stride, const float *x, size_t inputs,
+    sums_t sums[FEW][OUTPUTS / TOGETHER]
 ) {
-    __m256 weights[OUTPUTS];
-    UNROLL for (int n = 0; n < outputs; n++) weights[n] = load(w + n * stride, size);
+    sums_t weights[OUTPUTS / TOGETHER];
+    UNROLL for (int n = 0; n < outputs / TOGETHER; n++) weights[n] = load(w + n * TOGETHER * stride, stride, kind);
     UNROLL for (int r = 0; r < rows; r++) {
-        __m256 numbers = _mm256_loadu_ps(x + r * inputs);
-        __asm__("" : "+x"(numbers)); /* loaded once, not again for every output: loads are what there is too little of */
-        UNROLL for (int n = 0; n < outputs; n++) sums[r][n] = _mm256_fmadd_ps(numbers, weights[n], sums[r][n]);
+        sums_t numbers = spread(x + r * inputs);
+        __asm__("" : "+v"(numbers)); /* loaded once, not again for every output: loads are what there is too little of */
+        UNROLL for (int n = 0; n < outputs / TOGETHER; n++) sums[r][n] = add_product(numbers, weights[n], sums[r][n]);
     }
     __asm__ volatile("" ::: "memory"); /* what comes next is loaded next: there are no registers for more */
 }
 
 /* `rows` rows of x [rows, inputs] by outputs n .. n + outputs - 1 of a panel, on top of `partial` unless it is the first, into `y`
- * once it is the last. Fetches `lines` rows of the panel to come. All that is const here is a constant where this is inlined, so
- * that all sums stay in registers. */
+ * once it is the last. Fetches `lines` rows of the panel to come, after `turn` times as many. All that is const here is a constant
+ * where this is inlined, so that all sums stay in registers. */
 INLINE void tile(
-    const int rows, const int outputs, const int lines, const size_t size, int n, const panel_t *panel, const float *x, size_t inputs,
-    int turn, float partial[ROWS][OUTPUTS][LANES], float *y
+    const int rows, const int outputs, const int kind, size_t lines, int n, const panel_t *panel, const float *x,
+    size_t inputs, size_t turn, partial_t *partial, float *y
 ) {
-    const size_t per_line = LINE / size, stride = panel->stride;
+    const size_t per_line = LINE / bytes(KEPT), stride = panel->stride, size = bytes(kind) * (kind == MADE_READY ? TOGETHER : 1);
     const char *w = panel->w + n * stride;
     /* memory is quickest in one row */
-    const size_t to_line = panel->whole ? LINE : stride, to_next = panel->whole ? lines * LINE : LINE;
-    const char *ahead = panel->ahead + (panel->whole ? (turn * OUTPUTS + n) * lines / outputs : n + turn * lines) * stride;
-    __m256 sums[ROWS][OUTPUTS];
+    const size_t to_line = panel->whole ? LINE : panel->apart, to_next = panel->whole ? lines * LINE : LINE;
+    const char *ahead = panel->ahead + (panel->whole ? (turn * OUTPUTS + n) * lines / outputs : n + turn * lines) * panel->apart;
+    sums_t sums[FEW][OUTPUTS / TOGETHER];
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int o = 0; o < outputs; o++)
-            sums[r][o] = panel->first ? _mm256_setzero_ps() : _mm256_loadu_ps(partial[r][n + o]);
+        UNROLL for (int o = 0; o < outputs / TOGETHER; o++) sums[r][o] = resume(panel->first ? NULL : partial[r][n + o * TOGETHER]);
     size_t k = 0;
     for (; k + per_line <= panel->count; k += per_line) {
-        UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(ahead + i * to_line, _MM_HINT_NTA);
+        UNROLL for (size_t i = 0; i < lines; i++) _mm_prefetch(ahead + i * to_line, FETCH);
         ahead += to_next;
         UNROLL for (size_t j = k; j < k + per_line; j += LANES)
-            meet(rows, outputs, size, w + j * size, stride, x + j, inputs, sums);
+            meet(rows, outputs, kind, w + j * size, stride, x + j, inputs, sums);
     }
-    for (; k < panel->count; k += LANES) meet(rows, outputs, size, w + k * size, stride, x + k, inputs, sums);
+    for (; k < panel->count; k += LANES) meet(rows, outputs, kind, w + k * size, stride, x + k, inputs, sums);
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int o = 0; o < outputs; o++)
+        UNROLL for (int o = 0; o < outputs / TOGETHER; o++)
             if (panel->last)
-                y[r * OUTPUTS + n + o] = sum_of_lanes(sums[r][o]);
+                finish(sums[r][o], y + r * OUTPUTS + n + o * TOGETHER);
             else
-                _mm256_storeu_ps(partial[r][n + o], sums[r][o]);
+                keep(sums[r][o], partial[r][n + o * TOGETHER]);
 }
 
-#define TILES(rows, outputs, lines) \
-    for (int n = 0; n < OUTPUTS; n += outputs) tile(rows, outputs, lines, size, n, panel, x, inputs, turn, partial, y)
+/* All outputs of a panel, `outputs` at a time, which share the fetching of `lines`. */
+#define TILES(rows, outputs, kind, lines) \
+    for (int n = 0; n < OUTPUTS; n += outputs) \
+        tile(rows, outputs, kind, (lines) * outputs / OUTPUTS, n, panel, x, inputs, turn, partial, y)
 
-/* OUTPUTS rows of a panel for up to ROWS rows of x. `groups`: of rows that meet this panel one after the other; each fetches its part
- * of the panel to come, so that memory never waits for arithmetic. `turn`: which of them this is. */
-INLINE void block(
-    size_t rows, const size_t size, const panel_t *panel, const float *x, size_t inputs, size_t groups, int turn,
-    float partial[ROWS][OUTPUTS][LANES], float *y
+/* OUTPUTS rows of a panel, as they are kept, for up to TILE rows of x: as many outputs at a time as the registers have sums for. Of
+ * two groups of rows each, `turn`, fetches half of the panel to come, so that memory never waits for arithmetic. */
+INLINE void meet_few(
+    size_t rows, const panel_t *panel, const float *x, size_t inputs, size_t groups, size_t turn, partial_t *partial,
+    float *y
 ) {
-    switch (groups == 1 ? rows : rows + ROWS) {
-        case 1: TILES(1, 8, 8); break;
-        case 2: TILES(2, 4, 4); break;
-        case 3: TILES(3, 2, 2); break;
-        case 4: TILES(4, 2, 2); break;
-        case 5: TILES(5, 2, 2); break;
-        case 6: TILES(6, 2, 2); break;
-        case 3 + ROWS: TILES(3, 2, 1); break;
-        case 4 + ROWS: TILES(4, 2, 1); break;
-        case 5 + ROWS: TILES(5, 2, 1); break;
-        default: TILES(6, 2, 1); break;
+#define CASE(rows, outputs) case rows: TILES(rows, outputs, KEPT, OUTPUTS); break
+#define HALF(rows, outputs) case TILE + rows: TILES(rows, outputs, KEPT, OUTPUTS / 2); break
+    switch (groups == 1 ? rows : TILE + rows) {
+#ifdef __AVX512F__
+        CASE(1, 8); CASE(2, 8); CASE(3, 8); CASE(4, 8); CASE(5, 8); CASE(6, 8);
+        CASE(7, 4); CASE(8, 4); CASE(9, 4); CASE(10, 4); CASE(11, 4); CASE(12, 4);
+#else
+        CASE(1, 8); CASE(2, 4); CASE(3, 2); CASE(4, 2); CASE(5, 2); CASE(6, 2);
+        HALF(4, 2); HALF(5, 2); HALF(6, 2); HALF(3, 2);
+#endif
+        default: __builtin_unreachable();
+    }
+#undef CASE
+#undef HALF
+}
+
+/* The same of a panel that was made ready, for one of many groups of rows. */
+static void meet_many(
+    size_t rows, const panel_t *panel, const float *x, size_t inputs, size_t turn, partial_t *partial, float *y
+) {
+    enum { OF_MANY = TOGETHER == 1 ? 2 : OUTPUTS };
+    const size_t lines = turn < 2 ? OUTPUTS / 2 : 0; /* the first two fetch half of the panel to come each */
+    switch (rows) {
+        case 4: TILES(4, OF_MANY, MADE_READY, lines); break;
+        case 5: TILES(5, OF_MANY, MADE_READY, lines); break;
+        case GROUP: TILES(GROUP, OF_MANY, MADE_READY, lines); break;
+        default: __builtin_unreachable();
     }
 }
 
-/* OUTPUTS rows of W, `w`, for up to GROUPS * ROWS rows of x -> y [rows, OUTPUTS]. `next`: the weights that this thread meets after them. */
-INLINE void strip(size_t rows, const size_t size, const char *w, const char *next, const float *x, float *y, size_t inputs) {
-    float partial[GROUPS][ROWS][OUTPUTS][LANES];
-    const size_t groups = (rows + ROWS - 1) / ROWS, per_line = LINE / size, panels = (inputs * size + PANEL - 1) / PANEL;
+/* A panel as MADE_READY. */
+INLINE void make_ready(const panel_t *panel, float *ready) {
+    for (int n = 0; n < OUTPUTS; n += TOGETHER)
+        for (size_t k = 0; k < panel->count; k += LANES, ready += LANES * TOGETHER)
+            keep(load(panel->w + n * panel->stride + k * bytes(KEPT), panel->stride, KEPT), ready);
+}
+
+/* OUTPUTS rows of W, `w`, for up to STRIP rows of x -> y [rows, OUTPUTS]. `next`: the weights that this thread meets after them. */
+static void strip(size_t rows, const char *w, const char *next, const float *x, float *y, size_t inputs) {
+    partial_t partial[STRIP];
+    float ready[READY * OUTPUTS];
+    const int many = rows > FEW;
+    const size_t size = bytes(KEPT), per_line = LINE / size, room = many ? READY : PANEL / size, panels = (inputs + room - 1) / room;
     const size_t most = ((inputs + panels - 1) / panels + per_line - 1) / per_line * per_line;
+    const size_t together = many ? GROUP : TILE, groups = (rows + together - 1) / together;
     for (size_t k = 0; k < inputs; k += most) {
         const int last = k + most >= inputs;
-        const panel_t panel = {
+        panel_t panel = {
             .w = w + k * size,
-            .ahead = last ? next : w + (k + most) * size,
             .stride = inputs * size,
             .count = last ? inputs - k : most,
+            .ahead = last ? next : w + (k + most) * size,
+            .apart = inputs * size,
             .whole = panels == 1,
             .first = k == 0,
             .last = last,
         };
+        if (many) {
+            make_ready(&panel, ready);
+            panel.w = (const char *)ready;
+            panel.stride = panel.count * sizeof *ready;
+        }
         for (size_t row = 0, g = 0; g < groups; g++) {
             const size_t take = (rows - row + groups - g - 1) / (groups - g);
-            block(take, size, &panel, x + row * inputs + k, inputs, groups, (int)g, partial[g], y + row * OUTPUTS);
+            if (many)
+                meet_many(take, &panel, x + row * inputs + k, inputs, g, partial + row, y + row * OUTPUTS);
+            else
+                meet_few(take, &panel, x + row * inputs + k, inputs, groups, g, partial + row, y + row * OUTPUTS);
             row += take;
         }
     }
@@ -340,22 +445,19 @@ INLINE size_t chunk_begin(const product_t *p, size_t chunk) {
 static void product_chunk(const void *job, size_t index, size_t thread) {
     const product_t *p = job;
     const linear_t *l = p->l;
-    const size_t strips = (p->rows + GROUPS * ROWS - 1) / (GROUPS * ROWS);
+    const size_t strips = (p->rows + STRIP - 1) / STRIP;
     (void)thread;
-    const size_t end = chunk_begin(p, index + 1), further = chunk_begin(p, index + p->threads);
-    for (size_t b = chunk_begin(p, index); b < end; b++) {
-        const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
-        for (size_t row = 0, s = 0; s < strips; s++) {
-            const size_t take = (p->rows - row + strips - s - 1) / (strips - s);
-            float sums[GROUPS * ROWS * OUTPUTS];
-            const size_t then = b + 1 < end ? b + 1 : further < p->blocks ? further : b;
-            const char *w = l->weight + n * l->inputs * l->size, *next = l->weight + then * OUTPUTS * l->inputs * l->size;
-            if (l->size == BYTE)
-                strip(take, BYTE, w, next, p->x + row * l->inputs, sums, l->inputs);
-            else if (l->size == HALF)
-                strip(take, HALF, w, next, p->x + row * l->inputs, sums, l->inputs);
-            else
-                strip(take, SINGLE, w, next, p->x + row * l->inputs, sums, l->inputs);
+    const size_t begin = chunk_begin(p, index), end = chunk_begin(p, index + 1), further = chunk_begin(p, index + p->threads);
+    const size_t block_bytes = OUTPUTS * l->inputs * bytes(KEPT);
+    for (size_t row = 0, s = 0; s < strips; s++) {
+        const size_t take = (p->rows - row + strips - s - 1) / (strips - s);
+        const float *x = p->x + row * l->inputs;
+        for (size_t b = begin; b < end; b++) {
+            const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
+            const size_t then = b + 1 < end ? b + 1 : s + 1 < strips ? begin : further < p->blocks ? further : b;
+            const char *w = l->weight + b * block_bytes, *next = l->weight + then * block_bytes;
+            float sums[STRIP * OUTPUTS];
+            strip(take, w, next, x, sums, l->inputs);
             for (size_t r = 0; r < take; r++)
                 for (size_t j = 0; j < valid; j++) {
                     float *to = p->y + (row + r) * l->outputs + n + j;
@@ -363,8 +465,8 @@ static void product_chunk(const void *job, size_t index, size_t thread) {
                     const float sum = scaled + (l->bias ? l->bias[n + j] : 0.0f);
                     *to = p->add ? *to + sum : sum;
                 }
-            row += take;
         }
+        row += take;
     }
 }
 

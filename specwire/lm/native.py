@@ -1,6 +1,6 @@
 """Compiles `native.c` at its first use, into the cache folder, loads it, and says what its structures look like.
 
-Law. A library is found by what it was made from: source, flags and compiler. It is written under another name and renamed, with a
+There is a library for each way of keeping weights and each instruction set. Law. It is found by what it was made from: source, flags and compiler. It is written under another name and renamed, with a
 digest beside it, so that neither services starting together nor a lost write ever load half of one. Only a folder that is the
 user's own and writable by nobody else is trusted. Where there is no compiler, or it fails, `load` returns None; that is said
 once, and everything works without it.
@@ -30,7 +30,7 @@ from specwire.cache import cache_dir
 log = logging.getLogger(__name__)
 
 LANES = 8
-"""Numbers in a register: sizes of the hidden state, of inputs and of heads must be multiples of it."""
+"""Numbers of a partial sum: sizes of the hidden state, of inputs and of heads must be multiples of it."""
 UNIT_TOKENS = 4
 """Tokens of a slot that attend together; room for their scores is made for so many."""
 _FLAGS = (
@@ -38,6 +38,14 @@ _FLAGS = (
     *("-fno-fast-math", "-ffp-contract=off"),  # sums keep their order, whatever the user's own flags say
     *(f"-DLANES={LANES}", f"-DUNIT_TOKENS={UNIT_TOKENS}"),
 )
+_WIDE = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl")
+KEPT = {
+    torch.int8: "INT8",
+    torch.float16: "FLOAT16",
+    torch.bfloat16: "BFLOAT16",
+    torch.float32: "FLOAT32",
+}
+"""How weights can be kept, and what `native.c` calls it."""
 _TIME_LIMIT_S = 60.0
 
 Address, Size = ctypes.c_void_p, ctypes.c_size_t
@@ -47,7 +55,7 @@ class Linear(ctypes.Structure):
     """`linear_t` of `native.c`."""
 
     _fields_ = (
-        *(("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size), ("size", Size)),
+        *(("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size)),
         ("scale", Address),
     )
 
@@ -84,12 +92,13 @@ class Pass(ctypes.Structure):
 
 
 @functools.cache
-def load() -> ctypes.CDLL | None:
-    """The library, or None where it cannot be had. Ask only for what would use it: a failure is told to the user."""
+def load(kept: torch.dtype) -> ctypes.CDLL | None:
+    """The library for weights that are kept so, or None where it cannot be had. Ask only for what would use it: a failure is told
+    to the user."""
     if not _cpu_has_instructions():
         return None
     try:
-        library = _load(_compilers())
+        library = _load(_compilers(), [*_FLAGS, *_flags_of_cpu(), f"-DKEPT={KEPT[kept]}"])
         library.specwire_linear.argtypes = [ctypes.POINTER(Linear), Address, Address, Size, ctypes.c_int]
         library.specwire_forward.argtypes = [ctypes.POINTER(Body), ctypes.POINTER(Pass), ctypes.c_int]
         sizes = tuple((Size * 4).in_dll(library, "specwire_sizes"))
@@ -110,6 +119,17 @@ def _cpu_has_instructions() -> bool:
     return platform.system() == "Linux" and x86 and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
+def _flags_of_cpu() -> list[str]:
+    """Wider registers where there are any. And which cache the weights to come are fetched to: on AMD's CPUs past the second, which
+    code and everything else then keep; Intel's fetch too few at a time that way, and take twice as long."""
+    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    try:
+        amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        amd = False
+    return [*(_WIDE if wide else ()), f"-DFETCH=_MM_HINT_{'NTA' if amd else 'T1'}"]
+
+
 def _compilers() -> list[list[str]]:
     """Commands of C compilers that are there, to be tried in turn. CC names the only one. Raises OSError if there is none."""
     named = shlex.split(os.environ.get("CC", ""))
@@ -121,18 +141,18 @@ def _compilers() -> list[list[str]]:
     return found
 
 
-def _load(compilers: list[list[str]]) -> ctypes.CDLL:
+def _load(compilers: list[list[str]], flags: list[str]) -> ctypes.CDLL:
     """With the first that works."""
     source = (files("specwire.lm") / "native.c").read_text(encoding="utf-8")
     for compiler in compilers[:-1]:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return _load_with(compiler, source)
-    return _load_with(compilers[-1], source)
+            return _load_with(compiler, flags, source)
+    return _load_with(compilers[-1], flags, source)
 
 
-def _load_with(compiler: list[str], source: str) -> ctypes.CDLL:
+def _load_with(compiler: list[str], flags: list[str], source: str) -> ctypes.CDLL:
     """From the cache folder, or from one of this process alone where that is not to be used."""
-    command = [*compiler, *_FLAGS, "-x", "c", "-", "-lm"]
+    command = [*compiler, *flags, "-x", "c", "-", "-lm"]
     version = _run([*compiler, "--version"])
     made_from = hashlib.sha256(repr((source, version, command)).encode()).hexdigest()[:16]
     try:

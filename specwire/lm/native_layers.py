@@ -1,4 +1,4 @@
-"""A model that runs on `native.c`: on a CPU, weights in int8, float16 or float32, arithmetic in float32, a step as one call.
+"""A model that runs on `native.c`: on a CPU, any weights, arithmetic in float32, a step as one call.
 
 Law. A row's result is the same to the last bit whatever other rows there are, whatever the number of threads, and however its
 text was cut into passes. C checks nothing: shapes and types are checked here, and what an address was given of is kept alive.
@@ -30,7 +30,8 @@ class NativeLinear(nn.Module):
         self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: torch.dtype
     ) -> None:
         """`weight` [outputs, inputs], inputs a multiple of `LANES`, and `bias` [outputs], both float32 on the CPU. `stored`: how
-        weights are kept, float32, float16 or int8; nothing is lost if they are numbers of that kind (int8.py)."""
+        weights are kept, one of `native.KEPT` and the one that `library` is for; nothing is lost if they are numbers of that kind
+        (int8.py)."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         assert self.in_features % LANES == 0
@@ -54,7 +55,6 @@ class NativeLinear(nn.Module):
             None if self._bias is None else self._bias.data_ptr(),
             self.out_features,
             self.in_features,
-            self._weight.itemsize,
             None if self._scale is None else self._scale.data_ptr(),
         )
 

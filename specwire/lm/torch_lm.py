@@ -55,12 +55,14 @@ class TorchModel:
         holes = [token for token, spelled in enumerate(spec.vocabulary) if not spelled] if spec.columns is None else []
         self._holes = torch.tensor(holes, device=self._device) if holes else None
         model.to(self._device)
-        library = compiled_library(model) if fused else None
+        stored = getattr(torch, spec.precision)
+        # what computes in another precision stays as it is: see torch_load.load_weights
+        library = compiled_library(model, stored) if fused and model.dtype is torch.float32 else None
         self.compiled = library is not None
         """Whether `native.c` runs its layers. Then no row depends on others, whatever the shape of a pass."""
         if self.compiled:
             self._strict_width = strict_width = None
-        stored, strict = getattr(torch, spec.precision), strict_width is not None
+        strict = strict_width is not None
         make = linear_maker(model.dtype, self._device, stored, aligned=strict, library=library)
         _trim_head(model, self._columns)
         if fused:

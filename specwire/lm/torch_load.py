@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from specwire.law.errors import InvalidArgument
 from specwire.lm import checkpoint as files
 from specwire.lm import hf_model, int8
+from specwire.lm.fused import compiled_library
 from specwire.lm.linear import can_halve
 from specwire.lm.load import ModelConfig
 from specwire.lm.port import Feed, ModelSpec
@@ -46,14 +47,14 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         raise InvalidArgument("max_context", context, f"at most the model's {limit}")
     hf_model.check_supported(hf_config, context)
     precision = fastest_precision(device) if config.precision == "auto" else config.precision
-    load = functools.partial(load_weights, config.model, checkpoint, hf_config, device, getattr(torch, precision))
+    load = functools.partial(_load, config, checkpoint, hf_config, device, getattr(torch, precision))
     try:
         model, columns = load()
     except InvalidArgument as error:
         if config.precision != "auto" or error.field != "precision":
             raise
         precision = "float32"  # weights that float16 cannot hold
-        load = functools.partial(load_weights, config.model, checkpoint, hf_config, device, torch.float32)
+        load = functools.partial(_load, config, checkpoint, hf_config, device, torch.float32)
         model, columns = load()
 
     rows = model.get_input_embeddings().weight.shape[0]
@@ -108,6 +109,16 @@ def _name(model: str) -> str:
     if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
         return path.parents[1].name.removeprefix("models--").replace("--", "/")
     return path.name
+
+
+def _load(
+    config: ModelConfig, checkpoint: files.Checkpoint, hf_config: Any, device: torch.device, dtype: torch.dtype
+) -> tuple[PreTrainedModel, npt.NDArray[np.int64] | None]:
+    """The model as it is to run. In bfloat16 arithmetic is float32 too where the layers are compiled."""
+    model, columns = load_weights(config.model, checkpoint, hf_config, device, dtype)
+    if dtype is torch.bfloat16 and device.type == "cpu" and config.fused and compiled_library(model, dtype) is not None:
+        model = model.float()
+    return model, columns
 
 
 def load_weights(

@@ -192,10 +192,12 @@ def test_all_prompts(service: Stack, tally: Tally, notes: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def half(demo: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The demo pair in bfloat16."""
+    """The demo pair in bfloat16 arithmetic, as where there is no compiler."""
     document = {role: part | {"precision": "bfloat16"} for role, part in DEMO.items()}
-    with stack(tmp_path_factory.mktemp("half"), document) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", "false")
+        with stack(tmp_path_factory.mktemp("half"), document) as running:
+            yield running
 
 
 @pytest.mark.slow

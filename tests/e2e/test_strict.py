@@ -95,7 +95,7 @@ def differences(text: Text, expected: torch.Tensor) -> dict[str, float]:
 @pytest.fixture
 def on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where nothing can be compiled."""
-    monkeypatch.setattr(native, "load", lambda: None)
+    monkeypatch.setattr(native, "load", lambda _: None)
 
 
 @pytest.mark.usefixtures("on_torch")
@@ -119,10 +119,10 @@ def test_scores_do_not_depend_on_the_pass(precision: str, demo: str, notes: list
     assert worst < (1e-2 if precision == "float32" else 2.0)
 
 
-@pytest.mark.parametrize("precision", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8", pytest.param("float32", marks=pytest.mark.slow)])
 def test_compiled_layers_are_exact(precision: str, demo: str, notes: list[str]) -> None:
     """The same without `strict`; what a block costs beside a plain step is told."""
-    if native.load() is None:
+    if native.load(getattr(torch, precision)) is None:
         pytest.skip("needs Linux, AVX2 and a C compiler")
     model = demo_model(precision=precision, **SHAPE)
     assert model.compiled
@@ -178,7 +178,7 @@ def strict(request: pytest.FixtureRequest, demo: str, tmp_path_factory: pytest.T
         if request.param == "strict":
             shape["exactness"] = "strict"
             patch.setenv("CC", "false")  # no library comes of it
-        elif native.load() is None:
+        elif native.load(torch.float32) is None:
             pytest.skip("needs Linux, AVX2 and a C compiler")
         document = DEMO | {"target": DEMO["target"] | shape}
         with stack(tmp_path_factory.mktemp("strict"), document) as running:

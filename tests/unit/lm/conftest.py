@@ -49,7 +49,7 @@ def load(checkpoint: Callable[[str], Path]) -> Callable[..., TorchModel]:
             config = ModelConfig(**{"model": str(checkpoint(kind)), "max_sessions": 4} | settings)
             with pytest.MonkeyPatch.context() as patch:
                 if not compiled:
-                    patch.setattr(native, "load", lambda: None)
+                    patch.setattr(native, "load", lambda _: None)
                 made[key] = load_torch_model(config)
         return made[key]
 

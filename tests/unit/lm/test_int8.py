@@ -66,7 +66,7 @@ def test_compiled_layers_compute_the_rounded_model(load: Callable[..., Any]) -> 
     model = load("llama", precision="int8", compiled=True)
     scores = model.forward([Feed(0, 0, PROMPT, 8)])
 
-    assert model.compiled is (native.load() is not None)
+    assert model.compiled is (native.load(torch.int8) is not None)
     torch.testing.assert_close(scores, eager, rtol=1e-4, atol=1e-5)
     distance = (scores - exact).square().mean().sqrt() / exact.std()
     assert 1e-5 < distance < 0.05

@@ -73,7 +73,7 @@ def test_the_trial_notices_a_cache_that_is_misread(mistake: str, llama: Path, mo
         "attention raises": ("_attend", fail),
     }
     monkeypatch.setattr(KVSlots, *target[mistake])
-    monkeypatch.setattr(native, "load", lambda: None)  # test_native.py seeds its own
+    monkeypatch.setattr(native, "load", lambda _: None)  # test_native.py seeds its own
 
     said = "attention of another kind" if mistake == "attention raises" else "can be cut back"
     refuse(llama, "model", said, fused=not mistake.endswith("other layers"))
