@@ -1,6 +1,8 @@
 """Compiles `native.c` at its first use, into the cache folder, loads it, and says what its structures look like.
 
-There is a library for each way of keeping weights and each instruction set. Law. It is found by what it was made from: source, flags and compiler. It is written under another name and renamed, with a
+There is a library for each way of keeping weights and each instruction set.
+
+Law. A library is found by what it was made from: source, flags and compiler. It is written under another name and renamed, with a
 digest beside it, so that neither services starting together nor a lost write ever load half of one. Only a folder that is the
 user's own and writable by nobody else is trusted. Where there is no compiler, or it fails, `load` returns None; that is said
 once, and everything works without it.
