@@ -6,8 +6,8 @@
  * order: products with weights in eight partial sums over the inputs and one fixed tree, values of cells one after the other. So
  * verifying a block gives the very scores that plain decoding would have given.
  *
- * Few rows are read, not computed. Weights lie as the checkpoint has them, [outputs, inputs], and are read once per pass and in
- * order: eight outputs at a time for all rows, the weights to come being fetched meanwhile. Up to six rows take the time of one.
+ * Few rows are read, not computed. Weights lie in the order in which they are met, eight outputs beside each other, and are read once
+ * per pass: eight outputs at a time for all rows, the weights to come being fetched meanwhile. Up to six rows take the time of one.
  * More are computed: a piece of the weights is made float32 once, and all rows meet it while it lies in the first cache.
  *
  * Work is shared out in chunks to whoever is there. The caller takes part and waits only for chunks that others have begun: on cores
@@ -27,11 +27,10 @@
 #include <unistd.h>
 
 enum {
-    OUTPUTS = 8,     /* computed together; their weights stay in a near cache for all rows */
     FEW = 12,        /* rows, at most, that meet the weights as they are kept */
     GROUP = 6,       /* rows, at most, of many: computed together, with two outputs in fifteen of sixteen registers, with eight in 29 of 32 */
     STRIP = 48,      /* rows that meet weights in the first cache, one group after the other */
-    PANEL = 1280,    /* bytes of an output's weights, at most: OUTPUTS of them, as many being fetched, and rows share the first cache */
+    PANEL = 1280,    /* bytes of an output's weights, at most: OUTPUTS of them, as many being fetched, and rows share a near cache */
     READY = 320,     /* inputs of OUTPUTS that are float32 in the first cache, at most */
     LINE = 64,       /* bytes of a cache line */
     CHUNKS = 4,      /* of a product per thread, each half as large as the one before but the last: whoever is done waits for little */
@@ -39,16 +38,16 @@ enum {
     PIECE = 16,      /* rows that one thread takes at a time, of what lies between the products: few are not worth sharing */
     CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
 };
-/* LANES, float32 numbers of a partial sum, UNIT_TOKENS, tokens of a slot that attend together, and FETCH, which caches get the weights
- * to come, come from native.py. */
+/* From native.py come LANES, float32 numbers of a partial sum; OUTPUTS, computed together, their weights staying in a near cache for all
+ * rows; UNIT_TOKENS, tokens of a slot that attend together; FETCH, which caches get the weights to come. */
 
-/* How a weight is kept. */
+/* How weights are kept: of a block of OUTPUTS first LANES inputs of each output, then the next LANES, and so on. */
 enum {
     INT8 = 1,
     FLOAT16 = 2,
-    BFLOAT16 = 3,
+    BFLOAT16 = 3, /* 2 * LANES inputs at a time: the word of 32 bits that holds input j in its low half holds j + LANES in its high one */
     FLOAT32 = 4,
-    MADE_READY = 5, /* float32, and what a register takes side by side */
+    REST = 5, /* bfloat16 by LANES: the last ones, where inputs are no multiple of 2 * LANES */
 };
 /* One of the first four is KEPT, that of all weights here, also from native.py: so each library is small and soon compiled. */
 
@@ -69,7 +68,7 @@ enum { TOGETHER = 1, TILE = 6 };
 
 /* One product: y = x W' + bias. */
 typedef struct {
-    const char *weight;     /* [outputs rounded up to blocks of OUTPUTS, inputs], KEPT */
+    const char *weight;     /* [outputs rounded up / OUTPUTS, inputs / LANES, OUTPUTS, LANES], see KEPT */
     const float *bias;      /* [the same] or NULL */
     size_t outputs, inputs; /* inputs: a multiple of LANES */
     const float *scale;     /* [outputs rounded up]: what an output's sum is multiplied by, or NULL */
@@ -233,23 +232,26 @@ static void leave(void) { pthread_mutex_unlock(&pool.one_at_a_time); }
 /* ---------------------------------------------------------------- products with weights */
 
 /* Bytes of a weight. */
-INLINE size_t bytes(const int kind) { return kind == INT8 ? 1 : kind == FLOAT16 || kind == BFLOAT16 ? 2 : 4; }
+INLINE size_t bytes(const int kind) { return kind == INT8 ? 1 : kind == FLOAT32 ? 4 : 2; }
+
+/* Inputs that are met at a time. */
+INLINE size_t step(const int kind) { return kind == BFLOAT16 ? 2 * LANES : LANES; }
 
 #ifdef __AVX512F__
 
-/* LANES weights of two outputs, `stride` bytes apart. */
-INLINE sums_t load(const char *w, size_t stride, const int kind) {
-    if (kind == MADE_READY) return _mm512_loadu_ps(w);
-    if (kind == INT8) {
-        const __m128i one = _mm_loadl_epi64((const __m128i *)w), other = _mm_loadl_epi64((const __m128i *)(w + stride));
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(one, other)));
-    }
-    if (kind == FLOAT32)
-        return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps((const float *)w)), _mm256_loadu_ps((const float *)(w + stride)), 1);
-    const __m128i one = _mm_loadu_si128((const __m128i *)w), other = _mm_loadu_si128((const __m128i *)(w + stride));
-    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(one), other, 1);
-    return kind == FLOAT16 ? _mm512_cvtph_ps(both) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16));
+/* LANES weights of two outputs. */
+INLINE sums_t load(const char *w, const int kind) {
+    if (kind == INT8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)w)));
+    if (kind == FLOAT32) return _mm512_loadu_ps(w);
+    const __m256i halves = _mm256_loadu_si256((const __m256i *)w);
+    return kind == FLOAT16 ? _mm512_cvtph_ps(halves) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
+
+typedef __m512i woven_t;
+
+INLINE woven_t load_woven(const char *w) { return _mm512_loadu_si512(w); }
+INLINE sums_t low(woven_t w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
+INLINE sums_t high(woven_t w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(-65536))); }
 
 /* LANES inputs, for each output of a register. */
 INLINE sums_t spread(const float *x) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(x)); }
@@ -265,13 +267,18 @@ INLINE void finish(sums_t sums, float *y) {
 
 #else
 
-INLINE sums_t load(const char *w, size_t stride, const int kind) {
-    (void)stride;
-    if (kind == MADE_READY || kind == FLOAT32) return _mm256_loadu_ps((const float *)w);
+INLINE sums_t load(const char *w, const int kind) {
     if (kind == INT8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)w)));
+    if (kind == FLOAT32) return _mm256_loadu_ps((const float *)w);
     const __m128i halves = _mm_loadu_si128((const __m128i *)w);
     return kind == FLOAT16 ? _mm256_cvtph_ps(halves) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
+
+typedef __m256i woven_t;
+
+INLINE woven_t load_woven(const char *w) { return _mm256_loadu_si256((const __m256i *)w); }
+INLINE sums_t low(woven_t w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
+INLINE sums_t high(woven_t w) { return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(-65536))); }
 
 INLINE sums_t spread(const float *x) { return _mm256_loadu_ps(x); }
 INLINE sums_t add_product(sums_t x, sums_t w, sums_t sums) { return _mm256_fmadd_ps(x, w, sums); }
@@ -281,26 +288,22 @@ INLINE void finish(sums_t sums, float *y) { *y = sum_of_lanes(sums); }
 
 #endif
 
-/* A panel of weights: `OUTPUTS` rows of W from some input on, for the `count` inputs that follow. */
+/* A panel of weights: those of OUTPUTS outputs and `count` inputs from some on. */
 typedef struct {
-    const char *w;     /* [OUTPUTS, count], `stride` bytes from one output to the next */
-    size_t stride, count;
-    const char *ahead; /* where the panel after it begins, as it is kept: without gaps if `whole`, else ... */
-    size_t apart;      /* ... so many bytes from one output to the next */
-    int whole;         /* the panel is all inputs of its outputs */
+    const char *w;
+    size_t count;
+    const char *ahead; /* the panel after it, KEPT */
     int first, last;   /* of the panels of its outputs */
 } panel_t;
 
 /* Partial sums of a row. */
 typedef float partial_t[OUTPUTS][LANES];
 
-/* One register of inputs, met by `outputs` rows of W and `rows` rows of x. */
-INLINE void meet(
-    const int rows, const int outputs, const int kind, const char *w, size_t stride, const float *x, size_t inputs,
+/* LANES inputs of `rows` rows, `x`, meet the weights of `outputs`. */
+INLINE void add_products(
+    const int rows, const int outputs, const sums_t weights[OUTPUTS / TOGETHER], const float *x, size_t inputs,
     sums_t sums[FEW][OUTPUTS / TOGETHER]
 ) {
-    sums_t weights[OUTPUTS / TOGETHER];
-    UNROLL for (int n = 0; n < outputs / TOGETHER; n++) weights[n] = load(w + n * TOGETHER * stride, stride, kind);
     UNROLL for (int r = 0; r < rows; r++) {
         sums_t numbers = spread(x + r * inputs);
         __asm__("" : "+v"(numbers)); /* loaded once, not again for every output: loads are what there is too little of */
@@ -309,29 +312,45 @@ INLINE void meet(
     __asm__ volatile("" ::: "memory"); /* what comes next is loaded next: there are no registers for more */
 }
 
-/* `rows` rows of x [rows, inputs] by outputs n .. n + outputs - 1 of a panel, on top of `partial` unless it is the first, into `y`
- * once it is the last. Fetches `lines` rows of the panel to come, after `turn` times as many. All that is const here is a constant
- * where this is inlined, so that all sums stay in registers. */
-INLINE void tile(
-    const int rows, const int outputs, const int kind, size_t lines, int n, const panel_t *panel, const float *x,
-    size_t inputs, size_t turn, partial_t *partial, float *y
+/* One step of inputs. */
+INLINE void meet(
+    const int rows, const int outputs, const int kind, const char *w, const float *x, size_t inputs, sums_t sums[FEW][OUTPUTS / TOGETHER]
 ) {
-    const size_t per_line = LINE / bytes(KEPT), stride = panel->stride, size = bytes(kind) * (kind == MADE_READY ? TOGETHER : 1);
-    const char *w = panel->w + n * stride;
-    /* memory is quickest in one row */
-    const size_t to_line = panel->whole ? LINE : panel->apart, to_next = panel->whole ? lines * LINE : LINE;
-    const char *ahead = panel->ahead + (panel->whole ? (turn * OUTPUTS + n) * lines / outputs : n + turn * lines) * panel->apart;
+    const size_t apart = TOGETHER * step(kind) * bytes(kind);
+    sums_t weights[OUTPUTS / TOGETHER];
+    if (kind != BFLOAT16) {
+        UNROLL for (int n = 0; n < outputs / TOGETHER; n++) weights[n] = load(w + n * apart, kind);
+        add_products(rows, outputs, weights, x, inputs, sums);
+        return;
+    }
+    woven_t woven[OUTPUTS / TOGETHER];
+    UNROLL for (int n = 0; n < outputs / TOGETHER; n++) woven[n] = load_woven(w + n * apart);
+    UNROLL for (int n = 0; n < outputs / TOGETHER; n++) weights[n] = low(woven[n]);
+    add_products(rows, outputs, weights, x, inputs, sums);
+    UNROLL for (int n = 0; n < outputs / TOGETHER; n++) weights[n] = high(woven[n]);
+    add_products(rows, outputs, weights, x + LANES, inputs, sums);
+}
+
+/* `rows` rows of x [rows, inputs] by outputs n .. n + outputs - 1 of a panel, on top of `partial` unless it is the first, into `y`
+ * once it is the last. `kind`: how its weights are kept. Of each OUTPUTS cache lines of the panel to come it fetches `lines` from
+ * `line` on. All that is const here is a constant where this is inlined, so that all sums stay in registers. */
+INLINE void tile(
+    const int rows, const int outputs, const int kind, size_t lines, size_t line, int n, const panel_t *panel, const float *x,
+    size_t inputs, partial_t *partial, float *y
+) {
+    const size_t per_line = LINE / bytes(KEPT), all = OUTPUTS * bytes(kind);
+    const char *ahead = panel->ahead + line * LINE;
     sums_t sums[FEW][OUTPUTS / TOGETHER];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int o = 0; o < outputs / TOGETHER; o++) sums[r][o] = resume(panel->first ? NULL : partial[r][n + o * TOGETHER]);
+    const char *w = panel->w + n * step(kind) * bytes(kind);
     size_t k = 0;
-    for (; k + per_line <= panel->count; k += per_line) {
-        UNROLL for (size_t i = 0; i < lines; i++) _mm_prefetch(ahead + i * to_line, FETCH);
-        ahead += to_next;
-        UNROLL for (size_t j = k; j < k + per_line; j += LANES)
-            meet(rows, outputs, kind, w + j * size, stride, x + j, inputs, sums);
+    for (; k + per_line <= panel->count; k += per_line, ahead += OUTPUTS * LINE) {
+        UNROLL for (size_t i = 0; i < lines; i++) _mm_prefetch(ahead + i * LINE, FETCH);
+        UNROLL for (size_t j = k; j < k + per_line; j += step(kind)) meet(rows, outputs, kind, w + j * all, x + j, inputs, sums);
     }
-    for (; k < panel->count; k += LANES) meet(rows, outputs, kind, w + k * size, stride, x + k, inputs, sums);
+    for (; k + step(kind) <= panel->count; k += step(kind)) meet(rows, outputs, kind, w + k * all, x + k, inputs, sums);
+    if (k < panel->count) meet(rows, outputs, REST, panel->w + k * all + n * LANES * bytes(REST), x + k, inputs, sums);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int o = 0; o < outputs / TOGETHER; o++)
             if (panel->last)
@@ -342,8 +361,8 @@ INLINE void tile(
 
 /* All outputs of a panel, `outputs` at a time, which share the fetching of `lines`. */
 #define TILES(rows, outputs, kind, lines) \
-    for (int n = 0; n < OUTPUTS; n += outputs) \
-        tile(rows, outputs, kind, (lines) * outputs / OUTPUTS, n, panel, x, inputs, turn, partial, y)
+    for (int n = 0; n < OUTPUTS; n += (outputs)) \
+        tile(rows, outputs, kind, (lines) * (outputs) / OUTPUTS, turn * (lines) + n * (lines) / OUTPUTS, n, panel, x, inputs, partial, y)
 
 /* OUTPUTS rows of a panel, as they are kept, for up to TILE rows of x: as many outputs at a time as the registers have sums for. Of
  * two groups of rows each, `turn`, fetches half of the panel to come, so that memory never waits for arithmetic. */
@@ -355,7 +374,7 @@ INLINE void meet_few(
 #define HALF(rows, outputs) case TILE + rows: TILES(rows, outputs, KEPT, OUTPUTS / 2); break
     switch (groups == 1 ? rows : TILE + rows) {
 #ifdef __AVX512F__
-        CASE(1, 8); CASE(2, 8); CASE(3, 8); CASE(4, 8); CASE(5, 8); CASE(6, 8);
+        CASE(1, 8); CASE(2, 8); CASE(3, 8); CASE(4, 8); CASE(5, 8); CASE(6, KEPT == BFLOAT16 ? 4 : 8);
         CASE(7, 4); CASE(8, 4); CASE(9, 4); CASE(10, 4); CASE(11, 4); CASE(12, 4);
 #else
         CASE(1, 8); CASE(2, 4); CASE(3, 2); CASE(4, 2); CASE(5, 2); CASE(6, 2);
@@ -374,21 +393,31 @@ static void meet_many(
     enum { OF_MANY = TOGETHER == 1 ? 2 : OUTPUTS };
     const size_t lines = turn < 2 ? OUTPUTS / 2 : 0; /* the first two fetch half of the panel to come each */
     switch (rows) {
-        case 4: TILES(4, OF_MANY, MADE_READY, lines); break;
-        case 5: TILES(5, OF_MANY, MADE_READY, lines); break;
-        case GROUP: TILES(GROUP, OF_MANY, MADE_READY, lines); break;
+        case 4: TILES(4, OF_MANY, FLOAT32, lines); break;
+        case 5: TILES(5, OF_MANY, FLOAT32, lines); break;
+        case GROUP: TILES(GROUP, OF_MANY, FLOAT32, lines); break;
         default: __builtin_unreachable();
     }
 }
 
-/* A panel as MADE_READY. */
+/* A panel as FLOAT32. */
 INLINE void make_ready(const panel_t *panel, float *ready) {
-    for (int n = 0; n < OUTPUTS; n += TOGETHER)
-        for (size_t k = 0; k < panel->count; k += LANES, ready += LANES * TOGETHER)
-            keep(load(panel->w + n * panel->stride + k * bytes(KEPT), panel->stride, KEPT), ready);
+    const char *w = panel->w;
+    for (size_t k = 0; k < panel->count;) {
+        const int woven = KEPT == BFLOAT16 && k + step(KEPT) <= panel->count;
+        for (int n = 0; n < OUTPUTS; n += TOGETHER, ready += TOGETHER * LANES)
+            if (woven) {
+                const woven_t both = load_woven(w + n * step(KEPT) * bytes(KEPT));
+                keep(low(both), ready), keep(high(both), ready + OUTPUTS * LANES);
+            } else
+                keep(load(w + n * LANES * bytes(KEPT), KEPT == BFLOAT16 ? REST : KEPT), ready);
+        ready += woven ? OUTPUTS * LANES : 0;
+        k += woven ? step(KEPT) : LANES;
+        w += OUTPUTS * (woven ? step(KEPT) : LANES) * bytes(KEPT);
+    }
 }
 
-/* OUTPUTS rows of W, `w`, for up to STRIP rows of x -> y [rows, OUTPUTS]. `next`: the weights that this thread meets after them. */
+/* A block of OUTPUTS, `w`, for up to STRIP rows of x -> y [rows, OUTPUTS]. `next`: the weights that this thread meets after them. */
 static void strip(size_t rows, const char *w, const char *next, const float *x, float *y, size_t inputs) {
     partial_t partial[STRIP];
     float ready[READY * OUTPUTS];
@@ -399,19 +428,15 @@ static void strip(size_t rows, const char *w, const char *next, const float *x, 
     for (size_t k = 0; k < inputs; k += most) {
         const int last = k + most >= inputs;
         panel_t panel = {
-            .w = w + k * size,
-            .stride = inputs * size,
+            .w = w + k * OUTPUTS * size,
             .count = last ? inputs - k : most,
-            .ahead = last ? next : w + (k + most) * size,
-            .apart = inputs * size,
-            .whole = panels == 1,
+            .ahead = last ? next : w + (k + most) * OUTPUTS * size,
             .first = k == 0,
             .last = last,
         };
         if (many) {
             make_ready(&panel, ready);
             panel.w = (const char *)ready;
-            panel.stride = panel.count * sizeof *ready;
         }
         for (size_t row = 0, g = 0; g < groups; g++) {
             const size_t take = (rows - row + groups - g - 1) / (groups - g);

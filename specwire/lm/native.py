@@ -33,12 +33,14 @@ log = logging.getLogger(__name__)
 
 LANES = 8
 """Numbers of a partial sum: sizes of the hidden state, of inputs and of heads must be multiples of it."""
+OUTPUTS = 8
+"""Outputs whose weights lie beside each other."""
 UNIT_TOKENS = 4
 """Tokens of a slot that attend together; room for their scores is made for so many."""
 _FLAGS = (
     *("-O3", "-std=gnu11", "-mavx2", "-mfma", "-mf16c", "-pthread", "-fPIC", "-shared"),
     *("-fno-fast-math", "-ffp-contract=off"),  # sums keep their order, whatever the user's own flags say
-    *(f"-DLANES={LANES}", f"-DUNIT_TOKENS={UNIT_TOKENS}"),
+    *(f"-DLANES={LANES}", f"-DOUTPUTS={OUTPUTS}", f"-DUNIT_TOKENS={UNIT_TOKENS}"),
 )
 _WIDE = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl")
 KEPT = {

@@ -19,7 +19,7 @@ from torch import nn
 
 from specwire.lm import native
 from specwire.lm.int8 import quantize
-from specwire.lm.native import LANES, UNIT_TOKENS
+from specwire.lm.native import LANES, OUTPUTS, UNIT_TOKENS
 from specwire.lm.port import Feed
 
 
@@ -39,15 +39,14 @@ class NativeLinear(nn.Module):
             each.dtype == torch.float32 and each.device.type == "cpu" for each in (weight, bias) if each is not None
         )
         assert bias is None or bias.shape == (self.out_features,)
-        missing = -self.out_features % LANES
+        missing = -self.out_features % OUTPUTS
         self._library = library
         scale = None
         if stored is torch.int8:
             weight, scale = quantize(weight.detach())
         else:
             weight = weight.detach().to(stored)
-        # as it is, if it can be: then memory stays shared with a tied table of embeddings
-        self._weight = (F.pad(weight, (0, 0, 0, missing)) if missing else weight).contiguous()
+        self._weight = _packed(F.pad(weight, (0, 0, 0, missing)) if missing else weight)
         self._bias = None if bias is None else F.pad(bias.detach(), (0, missing)).contiguous()
         self._scale = None if scale is None else F.pad(scale, (0, missing)).contiguous()
         self.structure = native.Linear(
@@ -206,6 +205,15 @@ class Storage(Protocol):
 
     def both(self, layer: int, heads: int, head_dim: int) -> torch.Tensor:
         """[slots, heads, cells, head_dim] float32, keys before values, always the same tensor."""
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] in the order in which `native.c` meets them, [outputs / OUTPUTS, OUTPUTS * inputs]."""
+    blocks = weight.view(-1, OUTPUTS, weight.shape[1])
+    whole = blocks.shape[2] - blocks.shape[2] % (2 * LANES) if weight.dtype is torch.bfloat16 else 0
+    woven = blocks[:, :, :whole].reshape(len(blocks), OUTPUTS, -1, 2, LANES).permute(0, 2, 1, 4, 3)
+    others = blocks[:, :, whole:].reshape(len(blocks), OUTPUTS, -1, LANES).transpose(1, 2)
+    return torch.cat([part.reshape(len(blocks), -1) for part in (woven, others)], dim=1)
 
 
 def _slot(feed: Feed) -> int:
