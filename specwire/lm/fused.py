@@ -11,7 +11,6 @@ it may replace is decided by their exact classes: a subclass may mean something 
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import Any
 
@@ -112,7 +111,7 @@ class FusedBody(nn.Module):
             body.layers[index] = nn.Identity()  # its weights go now, so that memory holds one layer twice, not all
         self.norm = _norm(body.norm, strict)
 
-    def compiled(self, library: ctypes.CDLL, head: NativeLinear, kv: KVSlots) -> NativeModel:
+    def compiled(self, library: native.Library, head: NativeLinear, kv: KVSlots) -> NativeModel:
         """The whole model as one call; its linear layers are compiled. `head`: hidden states to scores."""
         layers: list[Any] = list(self.layers)
         parts = [
@@ -143,7 +142,7 @@ class FusedBody(nn.Module):
         return result
 
 
-def compiled_library(model: PreTrainedModel, stored: torch.dtype) -> ctypes.CDLL | None:
+def compiled_library(model: PreTrainedModel, stored: torch.dtype) -> native.Library | None:
     """What runs this model's steps as one call, with weights that are kept so; None: it is of another architecture, of sizes that
     do not fit, not on a CPU, or the library cannot be had."""
     body = getattr(model, model.base_model_prefix)

@@ -15,7 +15,6 @@ instructions where it has any; where it has none a pass grows by a third of its 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 
@@ -23,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specwire.lm.native import Library
 from specwire.lm.native_layers import NativeLinear
 
 PACKED_FOR_ROWS = 8
@@ -52,14 +52,14 @@ def can_halve() -> bool:
 
 
 def linear_maker(
-    dtype: torch.dtype, device: torch.device, stored: torch.dtype, aligned: bool, library: ctypes.CDLL | None = None
+    dtype: torch.dtype, device: torch.device, stored: torch.dtype, aligned: bool, library: Library | None = None
 ) -> Maker | None:
     """How linear layers are made for a model of this dtype; None: `torch.nn.Linear` it is.
 
     `stored`: every weight is a number of this kind, so that storing it as one loses nothing. `aligned`: no row's result may
     depend on how many rows there are. `library`: of the model's compiled layers, where it has them (`fused.compiled_library`)."""
     if library is not None:
-        return functools.partial(NativeLinear, library, stored=stored)
+        return functools.partial(NativeLinear, library)
     if dtype is not torch.float32 or device.type != "cpu":
         return None
     if stored is torch.float16 and can_halve():

@@ -1,10 +1,10 @@
-/* The layers of Llama and its relatives on a CPU with AVX2 or AVX-512: weights in int8, float16, bfloat16 or float32, arithmetic in
+/* The layers of Llama and its relatives on a CPU with AVX2, AVX-512 or AMX: weights in int8, float16, bfloat16 or float32, arithmetic in
  * float32, few rows. See native_layers.py.
  *
  * Law. What a row becomes depends on its own text alone, to the last bit: not on how many rows there are, nor on how many
- * threads, nor on how its text was cut into passes, nor on which of the two instruction sets there is. Every sum is taken in one
- * order: products with weights in eight partial sums over the inputs and one fixed tree, values of cells one after the other. So
- * verifying a block gives the very scores that plain decoding would have given.
+ * threads, nor on how its text was cut into passes. Every sum is taken in one order: products with weights in eight partial sums
+ * over the inputs and one fixed tree, with AVX2 as with AVX-512; AMX, for weights in bfloat16, has an order of its own; values of
+ * cells one after the other. So verifying a block gives the very scores that plain decoding would have given.
  *
  * Few rows are read, not computed. Weights lie in the order in which they are met, eight outputs beside each other, and are read once
  * per pass: eight outputs at a time for all rows, the weights to come being fetched meanwhile. Up to six rows take the time of one.
@@ -24,24 +24,20 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum {
-    FEW = 12,        /* rows, at most, that meet the weights as they are kept */
-    GROUP = 6,       /* rows, at most, of many: computed together, with two outputs in fifteen of sixteen registers, with eight in 29 of 32 */
-    STRIP = 48,      /* rows that meet weights in the first cache, one group after the other */
-    PANEL = 1280,    /* bytes of an output's weights, at most: OUTPUTS of them, as many being fetched, and rows share a near cache */
-    READY = 320,     /* inputs of OUTPUTS that are float32 in the first cache, at most */
     LINE = 64,       /* bytes of a cache line */
     CHUNKS = 4,      /* of a product per thread, each half as large as the one before but the last: whoever is done waits for little */
     REGISTERS = 8,   /* of values of a cell, where a head is a multiple of so many */
     PIECE = 16,      /* rows that one thread takes at a time, of what lies between the products: few are not worth sharing */
     CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
 };
-/* From native.py come LANES, float32 numbers of a partial sum; OUTPUTS, computed together, their weights staying in a near cache for all
- * rows; UNIT_TOKENS, tokens of a slot that attend together; FETCH, which caches get the weights to come. */
+/* From native.py come LANES, float32 numbers of a partial sum; UNIT_TOKENS, tokens of a slot that attend together; FETCH, which cache
+ * gets the weights to come; and KEPT. */
 
-/* How weights are kept: of a block of OUTPUTS first LANES inputs of each output, then the next LANES, and so on. */
+/* How weights are kept: of a block of outputs first LANES inputs of each, then the next LANES, and so on. */
 enum {
     INT8 = 1,
     FLOAT16 = 2,
@@ -49,29 +45,17 @@ enum {
     FLOAT32 = 4,
     REST = 5, /* bfloat16 by LANES: the last ones, where inputs are no multiple of 2 * LANES */
 };
-/* One of the first four is KEPT, that of all weights here, also from native.py: so each library is small and soon compiled. */
-
-/* A register holds a partial sum of so many outputs. */
-#ifdef __AVX512F__
-typedef __m512 sums_t;
-enum {
-    TOGETHER = 2,
-    TILE = 12, /* rows that a tile has sums for, at most */
-};
-#else
-typedef __m256 sums_t;
-enum { TOGETHER = 1, TILE = 6 };
-#endif
+/* One of the first four is KEPT, that of all weights here: so each library is small and soon compiled. */
 
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 12")
+#define UNROLL _Pragma("GCC unroll 16")
 
 /* One product: y = x W' + bias. */
 typedef struct {
-    const char *weight;     /* [outputs rounded up / OUTPUTS, inputs / LANES, OUTPUTS, LANES], see KEPT */
-    const float *bias;      /* [the same] or NULL */
+    const char *weight;     /* as specwire_pack leaves them */
+    const float *bias;      /* [outputs] or NULL */
     size_t outputs, inputs; /* inputs: a multiple of LANES */
-    const float *scale;     /* [outputs rounded up]: what an output's sum is multiplied by, or NULL */
+    const float *scale;     /* [outputs]: what an output's sum is multiplied by, or NULL */
 } linear_t;
 
 typedef struct {
@@ -104,6 +88,7 @@ typedef struct {
     float *narrow;                             /* [rows, the most inputs] */
     float *scores;                             /* [threads, UNIT_TOKENS * heads / kv_heads, cells per slot rounded up to LANES] */
     int64_t *units;                            /* [rows + 1] */
+    void *split;                               /* specwire_split_bytes(rows, the most inputs) */
 } pass_t;
 
 INLINE float sum_of_lanes(__m256 v) {
@@ -230,6 +215,116 @@ static void enter(size_t threads) {
 static void leave(void) { pthread_mutex_unlock(&pool.one_at_a_time); }
 
 /* ---------------------------------------------------------------- products with weights */
+
+#ifdef __AMX_BF16__
+
+/* Of weights in bfloat16 and float32 inputs. A number of 24 bits is the sum of three of eight: each row of x becomes three rows of
+ * bfloat16, products with them are exact, and what the three give is added. So five rows of x fill a tile of fifteen, which meets
+ * sixteen outputs in as many cycles: any few rows cost what reading the weights costs. */
+
+enum {
+    OUTPUTS = 16,
+    INPUTS = 32,      /* of a tile */
+    TILE = 1024,      /* bytes */
+    PARTS = 3,        /* of a number */
+    TILE_ROWS = 5,    /* of x; PARTS times as many of a tile */
+    TOGETHER = 4,     /* tiles of rows that meet a tile of weights; they hold their sums */
+    AHEAD = 16384,    /* bytes from the weights that are met to those that are fetched */
+};
+
+/* All have fifteen rows of 64 bytes but 7, weights, which has sixteen. */
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {15, 15, 15, 15, 15, 15, 15, 16}};
+
+INLINE size_t steps_of(size_t inputs) { return (inputs + INPUTS - 1) / INPUTS; }
+
+/* A row of x becomes three of a tile: [rows / TILE_ROWS, inputs / INPUTS, tile]. What is left of a tile stays what it was, and so does what
+ * becomes of it: rows do not see each other. */
+INLINE void split(const float *x, size_t inputs, void *to, size_t row) {
+    __m512bh *tile = (__m512bh *)((char *)to + row / TILE_ROWS * steps_of(inputs) * TILE) + row % TILE_ROWS * PARTS;
+    for (size_t k = 0; k < inputs; k += INPUTS, tile += TILE / sizeof *tile) {
+        const size_t left = inputs - k;
+        const __mmask32 there = left < INPUTS ? (1u << left) - 1 : ~0u;
+        __m512 low = _mm512_maskz_loadu_ps((__mmask16)there, x + k), high = _mm512_maskz_loadu_ps((__mmask16)(there >> 16), x + k + INPUTS / 2);
+        for (int part = 0; part < PARTS; part++) {
+            const __m512bh nearest = _mm512_cvtne2ps_pbh(high, low);
+            tile[part] = nearest;
+            const __m512i words = (__m512i)nearest;
+            low = _mm512_sub_ps(low, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(words)), 16)));
+            high = _mm512_sub_ps(high, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(words, 1)), 16)));
+        }
+    }
+}
+
+/* A tile of weights holds, for each two inputs, those of OUTPUTS: [outputs / OUTPUTS, inputs / INPUTS, INPUTS / 2, OUTPUTS, 2]. */
+static void pack(const char *from, size_t outputs, size_t inputs, char *to) {
+    uint16_t *weight = (uint16_t *)to;
+    for (size_t block = 0; block < outputs; block += OUTPUTS)
+        for (size_t k = 0; k < steps_of(inputs) * INPUTS; k += 2)
+            for (size_t n = block; n < block + OUTPUTS; n++)
+                for (size_t j = k; j < k + 2; j++)
+                    *weight++ = n < outputs && j < inputs ? ((const uint16_t *)from)[n * inputs + j] : 0;
+}
+
+/* `count` tiles of rows, `steps` tiles from one to the next, meet a block of weights. */
+static void meet(size_t count, const char *x, const char *w, size_t steps, float sums[TOGETHER][TILE_ROWS][OUTPUTS]) {
+    float parts[TOGETHER][TILE_ROWS * PARTS][OUTPUTS];
+#define STEP(tile) _tile_loadd(4, x + tile * steps * TILE, 64); _tile_dpbf16ps(tile, 4, 7)
+#define MEET(steps_of_rows) \
+    for (size_t k = 0; k < steps; k++, x += TILE, w += TILE) { \
+        UNROLL for (int line = 0; line < TILE; line += LINE) _mm_prefetch(w + AHEAD + line, FETCH); \
+        _tile_loadd(7, w, 64); \
+        steps_of_rows; \
+    }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    switch (count) {
+        case 1: MEET(STEP(0)); break;
+        case 2: MEET(STEP(0); STEP(1)); break;
+        case 3: MEET(STEP(0); STEP(1); STEP(2)); break;
+        default: MEET(STEP(0); STEP(1); STEP(2); STEP(3)); break;
+    }
+    _tile_stored(0, parts[0], 64);
+    _tile_stored(1, parts[1], 64);
+    _tile_stored(2, parts[2], 64);
+    _tile_stored(3, parts[3], 64);
+#undef MEET
+#undef STEP
+    for (size_t g = 0; g < count; g++)
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            const float(*part)[OUTPUTS] = parts[g] + r * PARTS;
+            const __m512 small = _mm512_add_ps(_mm512_loadu_ps(part[1]), _mm512_loadu_ps(part[2]));
+            _mm512_storeu_ps(sums[g][r], _mm512_add_ps(_mm512_loadu_ps(part[0]), small));
+        }
+}
+
+#else
+
+/* A register holds a partial sum of so many outputs. */
+#ifdef __AVX512F__
+typedef __m512 sums_t;
+enum {
+    TOGETHER = 2,
+    TILE = 12, /* rows that a tile has sums for, at most */
+};
+#else
+typedef __m256 sums_t;
+enum { TOGETHER = 1, TILE = 6 };
+#endif
+
+enum {
+    OUTPUTS = 8,  /* computed together, their weights staying in a near cache for all rows */
+    FEW = 12,     /* rows, at most, that meet the weights as they are kept */
+    GROUP = 6,    /* rows, at most, of many: computed together, with two outputs in fifteen of sixteen registers, with eight in 29 of 32 */
+    STRIP = 48,   /* rows that meet weights in the first cache, one group after the other */
+    PANEL = 1280, /* bytes of an output's weights, at most: OUTPUTS of them, as many being fetched, and rows share a near cache */
+    READY = 320,  /* inputs of OUTPUTS that are float32 in the first cache, at most */
+};
 
 /* Bytes of a weight. */
 INLINE size_t bytes(const int kind) { return kind == INT8 ? 1 : kind == FLOAT32 ? 4 : 2; }
@@ -449,6 +544,26 @@ static void strip(size_t rows, const char *w, const char *next, const float *x, 
     }
 }
 
+/* The order of weights of outputs by inputs, KEPT. */
+static void pack(const char *from, size_t outputs, size_t inputs, char *to) {
+    const size_t size = bytes(KEPT);
+    for (size_t block = 0; block < outputs; block += OUTPUTS)
+        for (size_t k = 0; k < inputs;) {
+            const size_t together = KEPT == BFLOAT16 && k + step(KEPT) <= inputs ? step(KEPT) : LANES;
+            for (size_t n = 0; n < OUTPUTS; n++)
+                for (size_t j = 0; j < together; j++, to += size) {
+                    const size_t input = k + (together == LANES ? j : j / 2 + j % 2 * LANES), output = block + n;
+                    if (output < outputs)
+                        memcpy(to, from + (output * inputs + input) * size, size);
+                    else
+                        memset(to, 0, size);
+                }
+            k += together;
+        }
+}
+
+#endif /* what AMX does otherwise */
+
 /* y [rows, outputs] = x [rows, inputs] W' + bias, on top of what y holds if `add`. */
 typedef struct {
     const linear_t *l;
@@ -457,6 +572,7 @@ typedef struct {
     size_t rows, blocks;
     size_t threads; /* that take chunks in turn */
     int add;
+    void *split;
 } product_t;
 
 /* The first block of a chunk. Half of the blocks are the first chunks of all threads, half of the rest their second, and so on. */
@@ -467,37 +583,86 @@ INLINE size_t chunk_begin(const product_t *p, size_t chunk) {
     return before + (after - before) * (chunk % p->threads) / p->threads;
 }
 
+/* What becomes of the sums over all inputs, of a row and `count` outputs from some on. */
+INLINE void put(const product_t *p, size_t row, size_t output, const float *sums, size_t count) {
+    float *to = p->y + row * p->l->outputs + output, results[OUTPUTS];
+    const float *bias = p->l->bias, *scale = p->l->scale;
+    for (size_t j = 0; j < count; j++) results[j] = scale ? sums[j] * scale[output + j] : sums[j];
+    if (bias)
+        for (size_t j = 0; j < count; j++) results[j] += bias[output + j];
+    if (p->add)
+        for (size_t j = 0; j < count; j++) to[j] += results[j];
+    else
+        for (size_t j = 0; j < count; j++) to[j] = results[j];
+}
+
+#ifdef __AMX_BF16__
+
+static void split_rows(const void *job, size_t index, size_t thread) {
+    const product_t *p = job;
+    (void)thread;
+    for (size_t row = index * PIECE; row < p->rows && row < (index + 1) * PIECE; row++)
+        split(p->x + row * p->l->inputs, p->l->inputs, p->split, row);
+}
+
+/* Some blocks for all rows. */
 static void product_chunk(const void *job, size_t index, size_t thread) {
     const product_t *p = job;
     const linear_t *l = p->l;
-    const size_t strips = (p->rows + STRIP - 1) / STRIP;
+    const size_t groups = (p->rows + TILE_ROWS - 1) / TILE_ROWS, steps = steps_of(l->inputs), end = chunk_begin(p, index + 1);
     (void)thread;
-    const size_t begin = chunk_begin(p, index), end = chunk_begin(p, index + 1), further = chunk_begin(p, index + p->threads);
-    const size_t block_bytes = OUTPUTS * l->inputs * bytes(KEPT);
+    _tile_loadconfig(&tiles);
+    for (size_t group = 0; group < groups; group += TOGETHER) {
+        const size_t count = groups - group < TOGETHER ? groups - group : TOGETHER;
+        const char *x = (const char *)p->split + group * steps * TILE;
+        for (size_t b = chunk_begin(p, index); b < end; b++) {
+            const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
+            float sums[TOGETHER][TILE_ROWS][OUTPUTS];
+            meet(count, x, l->weight + b * steps * TILE, steps, sums);
+            for (size_t row = group * TILE_ROWS, r = 0; r < count * TILE_ROWS && row + r < p->rows; r++)
+                put(p, row + r, n, sums[r / TILE_ROWS][r % TILE_ROWS], valid);
+        }
+    }
+    _tile_release();
+}
+
+#else
+
+/* The block that a thread meets after block b of a chunk: the next one, else the chunk's first `again`, else that of its next chunk. */
+INLINE size_t block_after(const product_t *p, size_t chunk, size_t b, int again) {
+    if (b + 1 < chunk_begin(p, chunk + 1)) return b + 1;
+    if (again) return chunk_begin(p, chunk);
+    const size_t further = chunk_begin(p, chunk + p->threads);
+    return further < p->blocks ? further : b;
+}
+
+/* Some blocks for all rows. */
+static void product_chunk(const void *job, size_t index, size_t thread) {
+    const product_t *p = job;
+    const linear_t *l = p->l;
+    const size_t strips = (p->rows + STRIP - 1) / STRIP, block_bytes = OUTPUTS * l->inputs * bytes(KEPT), end = chunk_begin(p, index + 1);
+    (void)thread;
     for (size_t row = 0, s = 0; s < strips; s++) {
         const size_t take = (p->rows - row + strips - s - 1) / (strips - s);
-        const float *x = p->x + row * l->inputs;
-        for (size_t b = begin; b < end; b++) {
-            const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
-            const size_t then = b + 1 < end ? b + 1 : s + 1 < strips ? begin : further < p->blocks ? further : b;
-            const char *w = l->weight + b * block_bytes, *next = l->weight + then * block_bytes;
+        for (size_t b = chunk_begin(p, index); b < end; b++) {
+            const size_t then = block_after(p, index, b, s + 1 < strips), n = b * OUTPUTS;
+            const size_t valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
             float sums[STRIP * OUTPUTS];
-            strip(take, w, next, x, sums, l->inputs);
-            for (size_t r = 0; r < take; r++)
-                for (size_t j = 0; j < valid; j++) {
-                    float *to = p->y + (row + r) * l->outputs + n + j;
-                    const float scaled = l->scale ? sums[r * OUTPUTS + j] * l->scale[n + j] : sums[r * OUTPUTS + j];
-                    const float sum = scaled + (l->bias ? l->bias[n + j] : 0.0f);
-                    *to = p->add ? *to + sum : sum;
-                }
+            strip(take, l->weight + b * block_bytes, l->weight + then * block_bytes, p->x + row * l->inputs, sums, l->inputs);
+            for (size_t r = 0; r < take; r++) put(p, row + r, n, sums + r * OUTPUTS, valid);
         }
         row += take;
     }
 }
 
-static void linear(const linear_t *l, const float *x, float *y, size_t rows, int add) {
+#endif
+
+static void linear(const linear_t *l, const float *x, float *y, size_t rows, int add, void *split) {
     const size_t threads = atomic_load(&pool.threads);
-    const product_t product = {l, x, y, rows, (l->outputs + OUTPUTS - 1) / OUTPUTS, threads, add};
+    const product_t product = {l, x, y, rows, (l->outputs + OUTPUTS - 1) / OUTPUTS, threads, add, split};
+#ifdef __AMX_BF16__
+    share(split_rows, &product, (rows + PIECE - 1) / PIECE);
+#endif
     share(product_chunk, &product, threads * CHUNKS);
 }
 
@@ -703,9 +868,30 @@ static size_t cut_into_units(const pass_t *pass) {
 /* Compared with the structures of native.py. */
 const size_t specwire_sizes[] = {sizeof(linear_t), sizeof(layer_t), sizeof(body_t), sizeof(pass_t)};
 
-void specwire_linear(const linear_t *l, const float *x, float *y, size_t rows, int threads) {
+#ifdef __AMX_BF16__
+
+/* Asks the system for the tiles, for all threads. Returns 0 if this process may use them. */
+int specwire_prepare(void) { return (int)syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */); }
+
+size_t specwire_packed_bytes(size_t outputs, size_t inputs) { return (outputs + OUTPUTS - 1) / OUTPUTS * steps_of(inputs) * TILE; }
+size_t specwire_split_bytes(size_t rows, size_t inputs) { return (rows + TILE_ROWS - 1) / TILE_ROWS * steps_of(inputs) * TILE; }
+
+#else
+
+int specwire_prepare(void) { return 0; }
+
+size_t specwire_packed_bytes(size_t outputs, size_t inputs) { return (outputs + OUTPUTS - 1) / OUTPUTS * OUTPUTS * inputs * bytes(KEPT); }
+size_t specwire_split_bytes(size_t rows, size_t inputs) { return 0 * rows * inputs; }
+
+#endif
+
+/* Weights [outputs, inputs] to specwire_packed_bytes, in the order in which they are met. */
+void specwire_pack(const char *from, size_t outputs, size_t inputs, char *to) { pack(from, outputs, inputs, to); }
+
+/* `split`: specwire_split_bytes. */
+void specwire_linear(const linear_t *l, const float *x, float *y, size_t rows, void *split, int threads) {
     enter(threads);
-    linear(l, x, y, rows, 0);
+    linear(l, x, y, rows, 0, split);
     leave();
 }
 
@@ -718,17 +904,17 @@ void specwire_forward(const body_t *body, const pass_t *pass, int threads) {
     for (const layer_t *layer = body->layers; layer < body->layers + body->num_layers; layer++) {
         const work_t attention = {body, layer, pass, layer->before_attention}, mlp = {body, layer, pass, layer->before_mlp};
         share(norm_states, &attention, pieces);
-        linear(&layer->qkv, pass->normed, pass->mixed, rows, 0);
+        linear(&layer->qkv, pass->normed, pass->mixed, rows, 0, pass->split);
         share(turn_and_store, &attention, pieces);
         share(attend, &attention, units * body->kv_heads);
-        linear(&layer->out, pass->narrow, pass->states, rows, 1);
+        linear(&layer->out, pass->narrow, pass->states, rows, 1, pass->split);
         share(norm_states, &mlp, pieces);
-        linear(&layer->gate_up, pass->normed, pass->wide, rows, 0);
+        linear(&layer->gate_up, pass->normed, pass->wide, rows, 0, pass->split);
         share(gate, &mlp, pieces);
-        linear(&layer->down, pass->narrow, pass->states, rows, 1);
+        linear(&layer->down, pass->narrow, pass->states, rows, 1, pass->split);
     }
     for (size_t r = 0; r < pass->wanted_rows; r++)
         norm(pass->states + pass->wanted[r] * hidden, body->last_norm, pass->normed + r * hidden, hidden, body->eps);
-    if (pass->wanted_rows) linear(&body->head, pass->normed, pass->result, pass->wanted_rows, 0);
+    if (pass->wanted_rows) linear(&body->head, pass->normed, pass->result, pass->wanted_rows, 0, pass->split);
     leave();
 }

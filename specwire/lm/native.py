@@ -1,6 +1,7 @@
 """Compiles `native.c` at its first use, into the cache folder, loads it, and says what its structures look like.
 
-There is a library for each way of keeping weights and each instruction set.
+There is a library for each way of keeping weights and each set of instructions: the best that the CPU, the compiler and the system
+allow.
 
 Law. A library is found by what it was made from: source, flags and compiler. It is written under another name and renamed, with a
 digest beside it, so that neither services starting together nor a lost write ever load half of one. Only a folder that is the
@@ -22,6 +23,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -33,16 +36,15 @@ log = logging.getLogger(__name__)
 
 LANES = 8
 """Numbers of a partial sum: sizes of the hidden state, of inputs and of heads must be multiples of it."""
-OUTPUTS = 8
-"""Outputs whose weights lie beside each other."""
 UNIT_TOKENS = 4
 """Tokens of a slot that attend together; room for their scores is made for so many."""
 _FLAGS = (
     *("-O3", "-std=gnu11", "-mavx2", "-mfma", "-mf16c", "-pthread", "-fPIC", "-shared"),
     *("-fno-fast-math", "-ffp-contract=off"),  # sums keep their order, whatever the user's own flags say
-    *(f"-DLANES={LANES}", f"-DOUTPUTS={OUTPUTS}", f"-DUNIT_TOKENS={UNIT_TOKENS}"),
+    *(f"-DLANES={LANES}", f"-DUNIT_TOKENS={UNIT_TOKENS}"),
 )
 _WIDE = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl")
+_TILES = (*_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
 KEPT = {
     torch.int8: "INT8",
     torch.float16: "FLOAT16",
@@ -58,10 +60,7 @@ Address, Size = ctypes.c_void_p, ctypes.c_size_t
 class Linear(ctypes.Structure):
     """`linear_t` of `native.c`."""
 
-    _fields_ = (
-        *(("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size)),
-        ("scale", Address),
-    )
+    _fields_ = (*(("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size), ("scale", Address)),)
 
 
 class Layer(ctypes.Structure):
@@ -91,30 +90,67 @@ class Pass(ctypes.Structure):
     _fields_ = (
         *((name, Size) for name in ("rows", "wanted_rows")),
         *((name, Address) for name in ("tokens", "slots", "positions", "wanted", "result")),
-        *((name, Address) for name in ("states", "normed", "wide", "mixed", "narrow", "scores", "units")),
+        *((name, Address) for name in ("states", "normed", "wide", "mixed", "narrow", "scores", "units", "split")),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Library:
+    """`native.c`, compiled for one way of keeping weights. Sizes are in bytes."""
+
+    kept: torch.dtype
+    arithmetic: str
+    """In which order products are summed. Of libraries that agree in this and in what is kept, rows agree to the last bit."""
+    packed_bytes: Callable[[int, int], int]
+    """Of weights, by outputs and inputs."""
+    split_bytes: Callable[[int, int], int]
+    """What a product needs beside its inputs, by rows and inputs."""
+    pack: Callable[[int, int, int, int], None]
+    """Weights, outputs, inputs, and where they go in the order in which they are met."""
+    linear: Callable[[Linear, int, int, int, int, int], None]
+    """A product: layer, inputs, result, rows, room of `split_bytes`, threads."""
+    forward: Callable[[Body, Pass, int], None]
+    """A step, and threads."""
+
+
 @functools.cache
-def load(kept: torch.dtype) -> ctypes.CDLL | None:
+def load(kept: torch.dtype) -> Library | None:
     """The library for weights that are kept so, or None where it cannot be had. Ask only for what would use it: a failure is told
     to the user."""
     if not _cpu_has_instructions():
         return None
+    *better, last = _instructions(kept)
+    for arithmetic, flags in better:
+        with contextlib.suppress(OSError, AttributeError, ValueError, subprocess.SubprocessError):
+            return _library(kept, arithmetic, flags)
     try:
-        library = _load(_compilers(), [*_FLAGS, *_flags_of_cpu(), f"-DKEPT={KEPT[kept]}"])
-        library.specwire_linear.argtypes = [ctypes.POINTER(Linear), Address, Address, Size, ctypes.c_int]
-        library.specwire_forward.argtypes = [ctypes.POINTER(Body), ctypes.POINTER(Pass), ctypes.c_int]
-        sizes = tuple((Size * 4).in_dll(library, "specwire_sizes"))
-        if sizes != tuple(map(ctypes.sizeof, (Linear, Layer, Body, Pass))):
-            raise ValueError(f"structures of {sizes} bytes")
+        return _library(kept, *last)
     except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
         text = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
         reason = " ".join(text.split())[:300]
         log.warning("compiled layers are not in use, so a step takes up to twice as long: %s", reason)
         return None
-    library.specwire_linear.restype = library.specwire_forward.restype = None
-    return library
+
+
+def _library(kept: torch.dtype, arithmetic: str, flags: Sequence[str]) -> Library:
+    """Raises OSError, AttributeError, ValueError or SubprocessError if it cannot be made, or is not what is described here."""
+    found = _load(_compilers(), [*_FLAGS, *flags, f"-DFETCH=_MM_HINT_{_fetch()}", f"-DKEPT={KEPT[kept]}"])
+    found.specwire_linear.argtypes = [ctypes.POINTER(Linear), Address, Address, Size, Address, ctypes.c_int]
+    found.specwire_forward.argtypes = [ctypes.POINTER(Body), ctypes.POINTER(Pass), ctypes.c_int]
+    found.specwire_pack.argtypes = [Address, Size, Size, Address]
+    for function in (found.specwire_packed_bytes, found.specwire_split_bytes):
+        function.argtypes, function.restype = [Size, Size], Size
+    for function in (found.specwire_linear, found.specwire_forward, found.specwire_pack):
+        function.restype = None
+    sizes = tuple((Size * 4).in_dll(found, "specwire_sizes"))
+    if sizes != tuple(map(ctypes.sizeof, (Linear, Layer, Body, Pass))):
+        raise ValueError(f"structures of {sizes} bytes")
+    if found.specwire_prepare():
+        raise OSError(f"the system does not allow {arithmetic}")
+    return Library(
+        *(kept, arithmetic, found.specwire_packed_bytes, found.specwire_split_bytes),
+        *(found.specwire_pack, found.specwire_linear, found.specwire_forward),
+    )
 
 
 def _cpu_has_instructions() -> bool:
@@ -123,15 +159,24 @@ def _cpu_has_instructions() -> bool:
     return platform.system() == "Linux" and x86 and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
-def _flags_of_cpu() -> list[str]:
-    """Wider registers where there are any. And which cache the weights to come are fetched to: on AMD's CPUs past the second, which
-    code and everything else then keep; Intel's fetch too few at a time that way, and take twice as long."""
-    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+def _instructions(kept: torch.dtype) -> list[tuple[str, tuple[str, ...]]]:
+    """What this CPU has, best first: the order of sums, and the compiler's flags."""
+    found: list[tuple[str, tuple[str, ...]]] = [("partial sums", ())]
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        found.insert(0, ("partial sums", _WIDE))
+        if kept is torch.bfloat16 and torch.cpu._is_amx_tile_supported() and torch.cpu._is_avx512_bf16_supported():
+            found.insert(0, ("tiles", _TILES))
+    return found
+
+
+def _fetch() -> str:
+    """Which cache the weights to come are fetched to: on AMD's CPUs past the second, which code and everything else then keep;
+    Intel's fetch too few at a time that way, and take twice as long."""
     try:
         amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         amd = False
-    return [*(_WIDE if wide else ()), f"-DFETCH=_MM_HINT_{'NTA' if amd else 'T1'}"]
+    return "NTA" if amd else "T1"
 
 
 def _compilers() -> list[list[str]]:

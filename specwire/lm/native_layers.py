@@ -14,24 +14,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from specwire.lm import native
 from specwire.lm.int8 import quantize
-from specwire.lm.native import LANES, OUTPUTS, UNIT_TOKENS
+from specwire.lm.native import LANES, UNIT_TOKENS
 from specwire.lm.port import Feed
+
+_LINE = 16
+"""Numbers of a cache line: no room begins within one."""
 
 
 class NativeLinear(nn.Module):
     """A frozen linear layer, arithmetic in float32, [..., inputs] -> [..., outputs]."""
 
-    def __init__(
-        self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: torch.dtype
-    ) -> None:
-        """`weight` [outputs, inputs], inputs a multiple of `LANES`, and `bias` [outputs], both float32 on the CPU. `stored`: how
-        weights are kept, one of `native.KEPT` and the one that `library` is for; nothing is lost if they are numbers of that kind
-        (int8.py)."""
+    def __init__(self, library: native.Library, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """`weight` [outputs, inputs], inputs a multiple of `LANES`, and `bias` [outputs], both float32 on the CPU. Weights are kept
+        as `library` keeps them; nothing is lost if they are numbers of that kind (int8.py)."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         assert self.in_features % LANES == 0
@@ -39,16 +38,19 @@ class NativeLinear(nn.Module):
             each.dtype == torch.float32 and each.device.type == "cpu" for each in (weight, bias) if each is not None
         )
         assert bias is None or bias.shape == (self.out_features,)
-        missing = -self.out_features % OUTPUTS
         self._library = library
         scale = None
-        if stored is torch.int8:
+        if library.kept is torch.int8:
             weight, scale = quantize(weight.detach())
         else:
-            weight = weight.detach().to(stored)
-        self._weight = _packed(F.pad(weight, (0, 0, 0, missing)) if missing else weight)
-        self._bias = None if bias is None else F.pad(bias.detach(), (0, missing)).contiguous()
-        self._scale = None if scale is None else F.pad(scale, (0, missing)).contiguous()
+            weight = weight.detach().to(library.kept)
+        weight = weight.contiguous()
+        self._weight = torch.empty(
+            library.packed_bytes(self.out_features, self.in_features), dtype=torch.uint8, device="cpu"
+        )
+        library.pack(weight.data_ptr(), self.out_features, self.in_features, self._weight.data_ptr())
+        self._bias = None if bias is None else bias.detach().contiguous()
+        self._scale = None if scale is None else scale.contiguous()
         self.structure = native.Linear(
             self._weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
@@ -63,7 +65,9 @@ class NativeLinear(nn.Module):
         inputs = inputs.contiguous()
         result = torch.empty(*inputs.shape[:-1], self.out_features, dtype=torch.float32, device="cpu")
         rows = inputs.numel() // self.in_features
-        self._library.specwire_linear(self.structure, _address(inputs), _address(result), rows, torch.get_num_threads())
+        split = torch.empty(self._library.split_bytes(rows, self.in_features), dtype=torch.uint8, device="cpu")
+        threads = torch.get_num_threads()
+        self._library.linear(self.structure, inputs.data_ptr(), result.data_ptr(), rows, split.data_ptr(), threads)
         return result
 
 
@@ -117,7 +121,7 @@ class NativeModel:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        library: native.Library,
         ends: Ends,
         layers: Sequence[LayerParts],
         heads: Heads,
@@ -140,6 +144,7 @@ class NativeModel:
         wide = max(each.gate_up.out_features for each in layers)
         self._library, self._kv = library, kv
         self._widths = hidden, hidden, wide, mixed, narrow
+        self._most_inputs = max(hidden, narrow)
         self._columns = head.out_features
         self._storage = [kv.both(index, 2 * heads.keys, heads.dim) for index in range(len(layers))]
         self._cells = self._storage[0].shape[-2]
@@ -183,14 +188,19 @@ class NativeModel:
             *(rows, len(wanted)),
             *(first + numbers.itemsize * rows * n for n in range(4)),
             _address(result),
-            *self._addresses([*(rows * width for width in self._widths), threads * self._scores, 2 * (rows + 1)]),
+            *self._addresses(
+                [
+                    *(rows * width for width in self._widths),
+                    *(threads * self._scores, 2 * (rows + 1), self._library.split_bytes(rows, self._most_inputs) // 4),
+                ]
+            ),
         )
-        self._library.specwire_forward(self._body, work, threads)
+        self._library.forward(self._body, work, threads)
         return result
 
     def _addresses(self, sizes: Sequence[int]) -> list[int]:
         """Room for so many numbers of 32 bits each, used by one pass after the other."""
-        sizes = [-(-size // LANES) * LANES for size in sizes]
+        sizes = [-(-size // _LINE) * _LINE for size in sizes]
         if self._scratch.numel() < sum(sizes):
             self._scratch = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
         first, size = self._scratch.data_ptr(), self._scratch.itemsize
@@ -205,15 +215,6 @@ class Storage(Protocol):
 
     def both(self, layer: int, heads: int, head_dim: int) -> torch.Tensor:
         """[slots, heads, cells, head_dim] float32, keys before values, always the same tensor."""
-
-
-def _packed(weight: torch.Tensor) -> torch.Tensor:
-    """[outputs, inputs] in the order in which `native.c` meets them, [outputs / OUTPUTS, OUTPUTS * inputs]."""
-    blocks = weight.view(-1, OUTPUTS, weight.shape[1])
-    whole = blocks.shape[2] - blocks.shape[2] % (2 * LANES) if weight.dtype is torch.bfloat16 else 0
-    woven = blocks[:, :, :whole].reshape(len(blocks), OUTPUTS, -1, 2, LANES).permute(0, 2, 1, 4, 3)
-    others = blocks[:, :, whole:].reshape(len(blocks), OUTPUTS, -1, LANES).transpose(1, 2)
-    return torch.cat([part.reshape(len(blocks), -1) for part in (woven, others)], dim=1)
 
 
 def _slot(feed: Feed) -> int:

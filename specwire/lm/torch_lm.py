@@ -60,6 +60,8 @@ class TorchModel:
         library = compiled_library(model, stored) if fused and model.dtype is torch.float32 else None
         self.compiled = library is not None
         """Whether `native.c` runs its layers. Then no row depends on others, whatever the shape of a pass."""
+        self.arithmetic = library.arithmetic if library is not None else ""
+        """Of compiled layers: see native.py."""
         if self.compiled:
             self._strict_width = strict_width = None
         strict = strict_width is not None

@@ -92,7 +92,7 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         reload=lambda: load()[0],
         fused=config.fused,
     )
-    layers = "compiled" if wrapped.compiled else "fused" if config.fused else ""
+    layers = f"compiled {wrapped.arithmetic}" if wrapped.compiled else "fused" if config.fused else ""
     facts = [precision, config.exactness, layers, str(vocab_size)]
     wrapped.spec = dataclasses.replace(spec, fingerprint=files.fingerprint(checkpoint, facts))
     _trial(wrapped, config.model, tokens, expected, arithmetic)
