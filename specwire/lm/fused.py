@@ -3,7 +3,7 @@
 transformers' own layer makes some sixty small tensor operations and as many Python calls; on two cores they take as long as
 the products of a 135M model. Here q, k and v are one product, gate and up another, rotation is three operations for queries
 and keys together, and nothing is transposed when a row has one token. Rows of any lengths are one pass, without padding. On
-CPUs all of it is one call (native.c); what follows here is for where that cannot be had.
+CPUs all of it is one call (native.py); what follows here is for where that cannot be had.
 
 Law. Same function as the layers it replaces, up to rounding; held to it by tests and by the trial at every loading. Which layers
 it may replace is decided by their exact classes: a subclass may mean something else.

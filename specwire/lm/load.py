@@ -44,10 +44,10 @@ class ModelConfig(BaseModel):
     max_block: int = Field(default=16, ge=0, le=4096)
     """Longest block of proposed tokens. Under `strict` every pass is max_sessions x (max_block + 1) tokens, where it has to be."""
     exactness: Literal["fast", "strict"] = "fast"
-    """strict: scores do not depend on what else is in the batch. Compiled layers (native.c) keep that at no cost; others by one
+    """strict: scores do not depend on what else is in the batch. Compiled layers (native.py) keep that at no cost; others by one
     fixed shape of every pass, slowly."""
     fused: bool = True
-    """Llama and its relatives run on our own layers: on CPUs compiled ones (native.c), else ones of fewer and larger operations
+    """Llama and its relatives run on our own layers: on CPUs compiled ones (native.py), else ones of fewer and larger operations
     (fused.py); false: on transformers' own."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads on a CPU; 0: as the library decides."""

@@ -1,4 +1,4 @@
-"""Compiles `native.c` at its first use, into the cache folder, loads it, and says what its structures look like.
+"""Compiles the files in `c` at their first use, into the cache folder, loads them, and says what their structures look like.
 
 There is a library for each way of keeping weights and each set of instructions: the best that the CPU, the compiler and the system
 allow.
@@ -51,14 +51,14 @@ KEPT = {
     torch.bfloat16: "BFLOAT16",
     torch.float32: "FLOAT32",
 }
-"""How weights can be kept, and what `native.c` calls it."""
+"""How weights can be kept, and what C calls it."""
 _TIME_LIMIT_S = 60.0
 
 Address, Size = ctypes.c_void_p, ctypes.c_size_t
 
 
 class Linear(ctypes.Structure):
-    """`linear_t` of `native.c`."""
+    """`linear_t` of `c/shared.c`."""
 
     _fields_ = (*(("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size), ("scale", Address)),)
 
@@ -96,11 +96,12 @@ class Pass(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """`native.c`, compiled for one way of keeping weights. Sizes are in bytes."""
+    """Compiled layers for one way of keeping weights. Sizes are in bytes."""
 
     kept: torch.dtype
     arithmetic: str
-    """In which order products are summed. Of libraries that agree in this and in what is kept, rows agree to the last bit."""
+    """How products are summed: `c/sums.c` or `c/tiles.c`. Of libraries that agree in this and in what is kept, rows agree to the
+    last bit, whatever the CPU."""
     packed_bytes: Callable[[int, int], int]
     """Of weights, by outputs and inputs."""
     split_bytes: Callable[[int, int], int]
@@ -134,7 +135,12 @@ def load(kept: torch.dtype) -> Library | None:
 
 def _library(kept: torch.dtype, arithmetic: str, flags: Sequence[str]) -> Library:
     """Raises OSError, AttributeError, ValueError or SubprocessError if it cannot be made, or is not what is described here."""
-    found = _load(_compilers(), [*_FLAGS, *flags, f"-DFETCH=_MM_HINT_{_fetch()}", f"-DKEPT={KEPT[kept]}"])
+    folder = files("specwire.lm") / "c"
+    source = "".join(
+        f'#line 1 "{name}.c"\n' + (folder / f"{name}.c").read_text(encoding="utf-8")
+        for name in ("shared", arithmetic, "layers")
+    )
+    found = _load(_compilers(), [*_FLAGS, *flags, f"-DFETCH=_MM_HINT_{_fetch()}", f"-DKEPT={KEPT[kept]}"], source)
     found.specwire_linear.argtypes = [ctypes.POINTER(Linear), Address, Address, Size, Address, ctypes.c_int]
     found.specwire_forward.argtypes = [ctypes.POINTER(Body), ctypes.POINTER(Pass), ctypes.c_int]
     found.specwire_pack.argtypes = [Address, Size, Size, Address]
@@ -161,9 +167,9 @@ def _cpu_has_instructions() -> bool:
 
 def _instructions(kept: torch.dtype) -> list[tuple[str, tuple[str, ...]]]:
     """What this CPU has, best first: the order of sums, and the compiler's flags."""
-    found: list[tuple[str, tuple[str, ...]]] = [("partial sums", ())]
+    found: list[tuple[str, tuple[str, ...]]] = [("sums", ())]
     if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        found.insert(0, ("partial sums", _WIDE))
+        found.insert(0, ("sums", _WIDE))
         if kept is torch.bfloat16 and torch.cpu._is_amx_tile_supported() and torch.cpu._is_avx512_bf16_supported():
             found.insert(0, ("tiles", _TILES))
     return found
@@ -190,9 +196,8 @@ def _compilers() -> list[list[str]]:
     return found
 
 
-def _load(compilers: list[list[str]], flags: list[str]) -> ctypes.CDLL:
+def _load(compilers: list[list[str]], flags: list[str], source: str) -> ctypes.CDLL:
     """With the first that works."""
-    source = (files("specwire.lm") / "native.c").read_text(encoding="utf-8")
     for compiler in compilers[:-1]:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             return _load_with(compiler, flags, source)

@@ -1,4 +1,4 @@
-"""A model that runs on `native.c`: on a CPU, any weights, arithmetic in float32, a step as one call.
+"""A model that runs on compiled layers (native.py): on a CPU, any weights, arithmetic in float32, a step as one call.
 
 Law. A row's result is the same to the last bit whatever other rows there are, whatever the number of threads, and however its
 text was cut into passes. C checks nothing: shapes and types are checked here, and what an address was given of is kept alive.

@@ -59,7 +59,7 @@ class TorchModel:
         # what computes in another precision stays as it is: see torch_load.load_weights
         library = compiled_library(model, stored) if fused and model.dtype is torch.float32 else None
         self.compiled = library is not None
-        """Whether `native.c` runs its layers. Then no row depends on others, whatever the shape of a pass."""
+        """Whether its layers are compiled (native.py). Then no row depends on others, whatever the shape of a pass."""
         self.arithmetic = library.arithmetic if library is not None else ""
         """Of compiled layers: see native.py."""
         if self.compiled:

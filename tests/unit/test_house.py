@@ -170,7 +170,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
         "print([m.__file__.startswith(sysconfig.get_path('purelib')) for m in (deploy, specwire, coordinator)])\n"
         "print(topology.shipped_names(), len(topology.load().services()))\n"
         "print((files('deploy.models.demo_draft') / 'config.json').is_file(), (files('specwire') / 'py.typed').is_file(), "
-        "(files('specwire.lm') / 'native.c').is_file())\n"
+        "(files('specwire.lm') / 'c' / 'layers.c').is_file())\n"
     )
     import numpy
 

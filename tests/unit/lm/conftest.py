@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture(scope="session")
 def load(checkpoint: Callable[[str], Path]) -> Callable[..., TorchModel]:
     """A model of a kind behind the port; one for each set of settings, since a slot begins anew at start 0. `compiled`: on
-    `native.c`; False: on torch, as where there is no compiler."""
+    compiled layers; False: on torch, as where there is no compiler."""
     made: dict[tuple[object, ...], TorchModel] = {}
 
     def get(kind: str, *, compiled: bool = False, **settings: Any) -> TorchModel:
