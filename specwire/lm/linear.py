@@ -10,8 +10,8 @@ The products of a 135M model on two cores without AVX-512, milliseconds by rows 
 | `NativeLinear`, float16 weights | 26 | 25 | 35 | 50 | 71 |
 
 Few rows are read, not computed: half the bytes take half the time. Where layers are not compiled bfloat16 stays with torch, whose
-kernels use the CPU's own instructions where it has any; where it has none a pass grows by a third of its first row with each further
-one. A step of the same model on two cores with AMX, weights in bfloat16, by rows:
+kernels use the CPU's own instructions where it has any; where it has none a pass grows by a third of its first row with each
+further one. A step of the same model on two cores with AMX, weights in bfloat16, by rows:
 
 | | 1 | 3 | 5 | 9 | 33 | 400 of a prompt |
 | --- | --- | --- | --- | --- | --- | --- |
