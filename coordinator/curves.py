@@ -39,6 +39,8 @@ _LARGEST_ERROR_AHEAD = 2.0
 """What is further off was something else: a worker that was lost, a pause."""
 _LONGEST_WAIT = 1.5
 """Steps that a block waits for the one before it, at most, if that read no prompt."""
+_PACE_EVERY = 16
+"""Plans between two thoughts of the length that is best for all."""
 _UNMEASURED_DRAFT = 0.15
 """Draft time per token, in target steps, before anything is known."""
 
@@ -85,6 +87,8 @@ class ServiceCurves:
         self._ahead_took = ErrorByLoad()
         """Of rounds whose draft ran ahead, in multiples of `ahead_us`."""
         self._last_step = "", -1
+        self._pace: dict[tuple[int, int], tuple[int, int]] = {}
+        """By sessions and longest block: the length of `others_us`, and how often that may be asked until it is thought of again."""
         self._drafted = self._accepted = 0.0
 
     def __repr__(self) -> str:
@@ -288,6 +292,31 @@ class ServiceCurves:
         waited for, say nothing of a schedule."""
         if self.verify.known and not step.prefill_rows and way.queue_us <= _LONGEST_WAIT * step.busy_us:
             self._ahead_took.observe(sessions, min(us / expected_us, _LARGEST_ERROR_AHEAD))
+
+    def others_us(self, sessions: int, longest: int) -> float:
+        """What a session in step waits for the draft whatever it drafts itself, since others draft: the time of the length that is
+        best where all do the same. Their links are not in it: over a long way nobody waits."""
+        if sessions == 1 or self.schedule != SYNCHRONOUS:
+            return 0.0
+        length, left = self._pace.get((sessions, longest), (0, 0))
+        if not left:
+            length, left = self._best_in_step(sessions, longest), _PACE_EVERY
+        self._pace[sessions, longest] = length, left - 1
+        return length * self.draft_us(sessions)
+
+    def _best_in_step(self, sessions: int, longest: int) -> int:
+        """Of the draft's blocks, by what all requests have learnt; 0: plain decoding."""
+        best, length = 1.0 / self.plain_us(sessions), 0
+        curve = self.curve[Source.DRAFT_MODEL]
+        expected = chance = 1.0
+        for k in range(1, longest + 1):
+            chance *= curve[min(k, len(curve)) - 1] if curve else PRIOR
+            expected += chance
+            if (rate := expected / self.round_us(Source.DRAFT_MODEL, k, sessions)) > best:
+                best, length = rate, k
+            if chance < 0.01:
+                break
+        return length
 
     def best_rate(self, schedule: Schedule, sessions: int, longest: int) -> float:
         """Tokens per microsecond of each session under a schedule, at its best block length; where nobody waits for anybody, plain

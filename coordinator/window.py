@@ -6,7 +6,8 @@ Law. A request's next block is the one with the most expected tokens per unit of
 
 E(k) = 1 + a_1 + a_1*a_2 + ... with a_i the chance that token i stands given that all before it stand; d draft time per token, r_d
 and r_t what the links and queues add, v the target's step by rows, b the sessions that share it. Every session is priced as
-if all did the same, since under load a row, and a draft that works beside a step, cost all of them time (curves.py). A guess of
+if all did the same, since under load a row, and a draft that works beside a step, cost all of them time (curves.py). In a step that
+waits for the blocks of others a shorter one, or none, saves a row and no time of the draft (`curves.others_us`). A guess of
 n-gram lookup has no d and no r_d, and its a_1 is the trust in it: so the longer trusted guess wins.
 
 Only past rounds and the committed text decide, never what is being drafted; so any choice is exact under `rejection` too.
@@ -206,7 +207,8 @@ class RequestWindow:
         """Tokens per microsecond of the best choice, and the choice. The last one wins over others that are hardly better."""
         curves, sessions, current = self._curves, room.sessions, self._current
         step_us = curves.verify.at
-        plain_rate = 1.0 / curves.plain_turn_us(sessions)
+        others_us = curves.others_us(sessions, self._longest)
+        plain_rate = 1.0 / (curves.plain_turn_us(sessions) + others_us)
         rate, plan = plain_rate * _CERTAINTY, PLAIN
         stay_rate, stay = rate, PLAIN
         for source, limit in self._sources(room):
@@ -220,7 +222,7 @@ class RequestWindow:
                 expected += chance
                 if k in _LENGTHS or k == limit or k == keep:  # noqa: SIM109  (a tuple would be built each time)
                     if timer is None:
-                        us = fixed_us + k * token_us + stretch * step_us(sessions * (k + 1))
+                        us = fixed_us + max(k * token_us, others_us) + stretch * step_us(sessions * (k + 1))
                     else:
                         us = timer(k, chance, chance * chances[min(k, limit - 1)])
                     this = expected / us

@@ -544,3 +544,25 @@ def test_many_at_work_make_reading_dear() -> None:
     curves.draft_read = Average(1_000.0)
 
     assert curves.read_rounds(100, 8) == pytest.approx(8 * 100_000 / curves.plain_us(8))
+
+
+@pytest.mark.parametrize(
+    ("sessions", "stands", "alone", "among_others"),
+    [(4, 0.4, 1, 2), (8, 0.4, 1, 2), (8, 0.2, 0, 1), (1, 0.4, 2, 2)],
+)
+def test_in_step_a_shorter_block_saves_no_time_of_the_draft(
+    sessions: int, stands: float, alone: int, among_others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others, of whose tokens 0.7 stand, draft two and are waited for. A request that knows its own to stand less often drafts what
+    is worth its rows, not what would be best were all like it."""
+    curves = ServiceCurves()
+    curves.target_profile((20_000, 20_500, 21_500, 23_500, 27_500, 35_500))
+    curves.draft_profile((3_000,))
+    curves.curve[DRAFT] = [0.7] * 8
+    window = curves.request(None, 8)
+    for index in range(60):
+        window._acceptance[DRAFT].observe(1, int((index + 1) * stands) - int(index * stands))
+
+    assert among_others == window.best(room(sessions=sessions))[1].num_tokens
+    monkeypatch.setattr(ServiceCurves, "others_us", lambda *_: 0.0)
+    assert alone == window.best(room(sessions=sessions))[1].num_tokens
