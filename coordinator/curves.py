@@ -88,7 +88,7 @@ class ServiceCurves:
         """Of rounds whose draft ran ahead, in multiples of `ahead_us`."""
         self._last_step = "", -1
         self._pace: dict[tuple[int, int], tuple[int, int]] = {}
-        """By sessions and longest block: the length of `others_us`, and how often that may be asked until it is thought of again."""
+        """By sessions and longest block: the length of `others_us`, and how often it may be asked until it is thought of again."""
         self._drafted = self._accepted = 0.0
 
     def __repr__(self) -> str:
