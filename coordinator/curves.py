@@ -283,6 +283,10 @@ class ServiceCurves:
         """How many times longer than `ahead_us` rounds turned out to take, with so many sessions or about as many."""
         return self._ahead_took.at(sessions)
 
+    def has_seen_ahead(self, sessions: int) -> bool:
+        """Whether `ahead_error` was observed at this load, not long ago."""
+        return self._ahead_took.knows(sessions)
+
     def not_ahead(self) -> None:
         """A round was planned under another schedule: what is known of this one is of less worth."""
         self._ahead_took.idle()

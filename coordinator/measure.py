@@ -228,6 +228,11 @@ class ErrorByLoad:
         nearest = min(range(_LOADS), key=lambda n: (self._seen[n][1] < _ERRORS_TELL, abs(n - at)))
         return _with_prior(*self._seen[nearest])
 
+    def knows(self, sessions: int) -> bool:
+        """Whether something was observed at this load, and has not faded."""
+        self._fade()
+        return self._seen[ByLoad.index(sessions)][1] >= _ERRORS_TELL
+
     def observe(self, sessions: int, factor: float) -> None:
         """One more."""
         self._fade()

@@ -42,6 +42,8 @@ _TRIAL = 8
 _FEW = 2
 """Sessions up to which running ahead is tried though it looks worse: of more, some draft while others are judged, whatever the
 schedule, and what is held against running ahead itself fades (`curves.ahead_error`)."""
+_WORTH_A_TRY = 0.9
+"""What running ahead promises of several is right within a tenth or so: if that decides while they take turns, it is tried."""
 _MOST = 0.5
 """Share of rounds that must be of sessions which can run ahead."""
 _PASSES = 4
@@ -236,15 +238,19 @@ class Scheduler:
         stands = before or self._chosen  # a trial is no choice
         if rates[best] > _BETTER * rates.get(stands, 0.0):
             return best
-        tried = self._due(stands, sessions)
+        near = rates.get(RUN_AHEAD, 0.0) > _WORTH_A_TRY * rates.get(stands, 0.0) and not curves.has_seen_ahead(sessions)
+        tried = self._due(stands, sessions, near)
         if tried in rates:
-            self._left, self._before = _TRIAL * (sessions if tried == SYNCHRONOUS else 1) - 1, stands
+            all_take_part = tried == SYNCHRONOUS or stands.groups > 1
+            self._left, self._before = _TRIAL * (sessions if all_take_part else 1) - 1, stands
             return tried
         return stands
 
-    def _due(self, stands: Schedule, sessions: int) -> Schedule | None:
+    def _due(self, stands: Schedule, sessions: int, near: bool) -> Schedule | None:
         """What is to be tried although it looks worse: of rounds in step nothing is learnt while there are none, and only running
-        ahead tells whether what overlaps takes longer."""
+        ahead tells whether what overlaps takes longer. `near`: it looks hardly worse, and nobody knows."""
+        if near and stands.groups > 1 and sessions > _FEW:
+            return RUN_AHEAD
         if stands.groups > 1 or (stands.ahead and sessions > _FEW):
             return SYNCHRONOUS if self._apart >= max(_TRIAL_EVERY, _TRIAL_EVERY_EACH * sessions) else None
         return RUN_AHEAD if not stands.ahead and sessions <= _FEW and self._in_step >= _TRIAL_EVERY else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -554,6 +555,24 @@ def test_no_trial_where_many_share_the_draft() -> None:
     two, three = (rounds(Scheduler(), service(beside=2.0, sessions=n), 1200, sessions=n) for n in (2, 3))
 
     assert [8, 0] == [seen.count("run-ahead") for seen in (two, three)]
+
+
+@pytest.mark.parametrize(("promise", "expected"), [(0.95, [64, 64]), (0.85, [])])
+def test_who_takes_turns_tries_running_ahead_where_it_looks_hardly_worse(promise: float, expected: list[int]) -> None:
+    """Eight rounds of each of eight: what it promises for many is right within a tenth. Then it is known, until that fades."""
+    rates = {Schedule(2): 1.0, RUN_AHEAD: promise}
+    curves = service()
+    curves.best_rate = lambda schedule, *_: rates.get(schedule, 0.5)  # type: ignore[method-assign]
+    scheduler, seen = Scheduler(), []
+    for _ in range(10_000):
+        schedule = scheduler.round(curves, 8, 8)
+        curves.turn_to(schedule, 8)
+        if schedule.ahead:
+            timing = StepTiming(compute_us=1_000, rows=8, sessions=8, step=len(seen))
+            curves.observe_ahead(8, 1_000, way(1_000, 200), timing, 1_000)
+        seen.append(schedule.ahead)
+
+    assert expected == [len(list(group)) for ahead, group in itertools.groupby(seen) if ahead]
 
 
 def test_a_trial_takes_eight_rounds() -> None:
