@@ -170,9 +170,11 @@ def stop(head: Process, files: Path, grace_s: float = 3.0) -> None:
     # Parts whose holder died first are nobody's children any more.
     roots = [each for each in psutil.process_iter() if each == found or _belongs(each, files)]
     family = {each.pid: each for root in roots for each in [root, *_children(root)]}
-    processes.end(
-        [Process("ray", each.pid, each.create_time()) for each in family.values() if each.is_running()], grace_s
-    )
+    living = []
+    for each in family.values():
+        with contextlib.suppress(psutil.Error):
+            living.append(Process.of("ray", each.pid))
+    processes.end(living, grace_s)
     if files.name.startswith(PREFIX):
         shutil.rmtree(files, ignore_errors=True)
 

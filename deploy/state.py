@@ -1,7 +1,8 @@
 """What is running: one small file that every shell finds, and what is true of the processes it names.
 
-Law. A process is known by its id *and* its start time, since ids are used again. The file is replaced as a whole, never
-edited, so a reader sees the old one or the new one. It says what was started, not what works: that the service itself says.
+Law. A process is known by its id *and* when it began, since ids are used again, and that by a clock that nobody sets. The file
+is replaced as a whole, never edited, so a reader sees the old one or the new one. It says what was started, not what works: that
+the service itself says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import psutil
 
 from specwire.law.errors import CallerFault
 
-VERSION = 1
+VERSION = 2
+
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StateError(CallerFault):
@@ -37,8 +41,8 @@ class Process:
     name: str
     """coordinator, target-0, draft-0, supervisor or ray."""
     pid: int
-    created: float
-    """Start time as the system tells it, in seconds since 1970; with `pid` it names the process for ever."""
+    began: str
+    """See `_began`; with `pid` it names the process for ever."""
     restarts: int = 0
     """How often it died and was started again."""
     exit: str = ""
@@ -47,13 +51,13 @@ class Process:
     @classmethod
     def of(cls, name: str, pid: int, restarts: int = 0, exit: str = "") -> Process:
         """The process that has this id now. Raises psutil.NoSuchProcess."""
-        return cls(name, pid, psutil.Process(pid).create_time(), restarts, exit)
+        return cls(name, pid, _began(pid), restarts, exit)
 
     def find(self) -> psutil.Process | None:
         """The living process, or None when it is gone, a zombie, or another one has its id."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 0.05
+            same = _began(self.pid) == self.began
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.Error:
             return None
@@ -62,6 +66,20 @@ class Process:
     def alive(self) -> bool:
         """Whether it still runs."""
         return self.find() is not None
+
+
+def _began(pid: int) -> str:
+    """When a process began. On Linux the machine's boot and clock ticks since then: seconds since 1970 are derived from them and
+    change for a process that lives when the clock is set, as after a pause of a virtual machine. Elsewhere those seconds. Raises
+    psutil.NoSuchProcess."""
+    if not BOOT_ID.exists():
+        return f"{psutil.Process(pid).create_time():.1f}"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    ticks = stat.rpartition(")")[2].split()[19]  # the name, in brackets, may hold anything
+    return f"{BOOT_ID.read_text(encoding='ascii').strip()} {ticks}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from deploy.ready import StartError
 from deploy.state import Process, RayState, Running, StateFolder
 
 RUNNING = Running("ray", "127.0.0.1:0", "default", (), 0.0)  # a service of the developer's may be at the usual port
-HEAD = Head("127.0.0.1:6379", Path("/ray"), Process("ray", 1, 2.0))
+HEAD = Head("127.0.0.1:6379", Path("/ray"), Process("ray", 1, "then"))
 
 
 def found(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, ray_address: str | None = None) -> Running:
@@ -131,7 +131,7 @@ def test_parts_whose_holder_was_killed_are_found_and_ended(tmp_path: Path) -> No
     other = subprocess.Popen(sleeper, env={**os.environ, ray_head.MARK: str(tmp_path / "other")})
     while not all(psutil.Process(each.pid).cmdline() == sleeper for each in (part, other)):  # not yet what they will be
         time.sleep(0.001)
-    ray_head.stop(Process("ray", 2**22 + 7, 1.0), files, 0.5)
+    ray_head.stop(Process("ray", 2**22 + 7, "then"), files, 0.5)
     ended = (part.poll() is not None, other.poll() is not None, files.exists())
     other.kill()
     other.wait()

@@ -8,12 +8,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy import lifecycle, state
 from deploy.state import Process, RayState, Running, StateError, StateFolder
 
-GONE = Process("target-0", 2**22 + 7, 1.0)
+GONE = Process("target-0", 2**22 + 7, "then")
 """Past the largest process id there can be."""
 
 
@@ -34,7 +35,7 @@ def running(*processes: Process) -> Running:
 def test_what_is_written_is_read(folder: StateFolder) -> None:
     """All of it, Ray included."""
     ray = RayState("127.0.0.1:6379", "specwire", started=True, folder="/somewhere")
-    written = replace(running(Process("ray", 1, 2.0, 3, "killed by SIGKILL")), mode="ray", ray=ray)
+    written = replace(running(Process("ray", 1, "then", 3, "killed by SIGKILL")), mode="ray", ray=ray)
     folder.write(written)
 
     assert written == folder.read()
@@ -66,10 +67,27 @@ def test_a_reused_process_id_is_another_process() -> None:
     """The id lives, but began at another time."""
     mine = Process.of("me", os.getpid())
 
-    assert not replace(mine, created=mine.created - 60).alive
+    assert not replace(mine, began=f"{mine.began}0").alive
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 1, "ray": null, "processes": [{}]}'])
+@pytest.mark.skipif(not state.BOOT_ID.exists(), reason="needs Linux")
+def test_a_clock_that_is_set_changes_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start times in seconds since 1970 follow it. `down` once found nothing of what ran, and left it running."""
+    mine = Process.of("me", os.getpid())
+    before = psutil.Process().create_time()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: before + 8.0)
+
+    assert mine.alive
+    assert Process.of("me", os.getpid()) == mine
+
+
+def test_a_process_that_never_was_is_told() -> None:
+    with pytest.raises(psutil.NoSuchProcess):
+        Process.of("nobody", 2**22 + 1)
+    assert not Process("nobody", 2**22 + 1, "then").alive
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 2, "ray": null, "processes": [{}]}'])
 def test_a_file_that_is_not_ours_is_refused(folder: StateFolder, text: str) -> None:
     """With its path, and never a traceback."""
     (folder.path / "state.json").write_text(text)
