@@ -120,7 +120,9 @@ class RequestTracing:
         if round_.proposed or not begun:
             return
         round_.proposed = True
-        attributes = call_attributes(DRAFT_METHOD, session.draft_name or "", way)
+        # of all tasks that the block took, as in the final event: a guess that was wrong is drafted anew
+        whole = None if way is None else session.clock.round.draft or way
+        attributes = call_attributes(DRAFT_METHOD, session.draft_name or "", whole)
         attributes["specwire.drafted"] = tokens
         end = now_ns() if way is None else session.to_draft.ready_ns + way.total_us * 1000
         self._write(trace, names.PROPOSE, round_.propose, round_.ref, "client", begun, end, attributes, error)

@@ -130,6 +130,20 @@ def test_a_request_of_two_rounds_is_one_tree() -> None:
     assert [span.attributes["specwire.block_source"] for span in play.sink.named("round")] == ["draft_model", "none"]
 
 
+def test_a_block_that_took_two_tasks_tells_of_both() -> None:
+    """A draft ran ahead from a wrong guess, and drafted anew: the span says what the round's books say."""
+    play = Play()
+    session = play.open()
+    play.begin(session)
+    session.clock.draft_passage(WAY)
+    play.block(session)
+    play.verdict(session)
+
+    said = play.one("draft.propose").attributes
+    assert session.clock.round.draft == WAY + WAY
+    assert (400, 800) == (said["specwire.transfer_us"], said["specwire.compute_us"])
+
+
 def test_every_timing_of_the_final_event_is_an_attribute() -> None:
     """What the client is told and what the span says is the same, field by field."""
     play = Play("request")
