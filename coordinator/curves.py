@@ -10,7 +10,7 @@ ever. So plain rounds are priced by what is seen while no draft works, and round
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -311,11 +311,7 @@ class ServiceCurves:
     def _best_in_step(self, sessions: int, longest: int) -> int:
         """Of the draft's blocks, by what all requests have learnt; 0: plain decoding."""
         best, length = 1.0 / self.plain_us(sessions), 0
-        curve = self.curve[Source.DRAFT_MODEL]
-        expected = chance = 1.0
-        for k in range(1, longest + 1):
-            chance *= curve[min(k, len(curve)) - 1] if curve else PRIOR
-            expected += chance
+        for k, chance, _, expected in self._blocks(longest):
             if (rate := expected / self.round_us(Source.DRAFT_MODEL, k, sessions)) > best:
                 best, length = rate, k
             if chance < 0.01:
@@ -325,18 +321,23 @@ class ServiceCurves:
     def best_rate(self, schedule: Schedule, sessions: int, longest: int) -> float:
         """Tokens per microsecond of each session under a schedule, at its best block length; where nobody waits for anybody, plain
         decoding is one."""
-        curve = self.curve[Source.DRAFT_MODEL]
-        last = curve[-1] if curve else PRIOR
         best = 1.0 / self.plain_us(sessions) if schedule == SYNCHRONOUS else 0.0
         compared = set(lengths(longest))
+        for k, chance, guessed, expected in self._blocks(longest):
+            if k in compared:
+                best = max(best, expected / self.schedule_us(schedule, sessions, k, chance, guessed))
+        return best
+
+    def _blocks(self, longest: int) -> Iterator[tuple[int, float, float, float]]:
+        """The draft's blocks by length: the chance that all of one stands, that the token after it is guessed too, and the tokens to
+        expect of a round."""
+        curve = self.curve[Source.DRAFT_MODEL]
+        last = curve[-1] if curve else PRIOR
         expected = chance = 1.0
         for k in range(1, longest + 1):
             chance *= curve[k - 1] if k <= len(curve) else last
             expected += chance
-            if k in compared:
-                guessed = chance * (curve[k] if k < len(curve) else last)
-                best = max(best, expected / self.schedule_us(schedule, sessions, k, chance, guessed))
-        return best
+            yield k, chance, chance * (curve[k] if k < len(curve) else last), expected
 
     def _stretch(self, sessions: int) -> float:
         """How many times longer what overlaps takes, on cores that draft and target share."""

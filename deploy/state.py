@@ -21,9 +21,8 @@ import psutil
 from specwire.law.errors import CallerFault
 
 VERSION = 2
-
-
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Another number after each start of the machine. On Linux only."""
 
 
 class StateError(CallerFault):

@@ -60,7 +60,7 @@ Address, Size = ctypes.c_void_p, ctypes.c_size_t
 class Linear(ctypes.Structure):
     """`linear_t` of `c/shared.c`."""
 
-    _fields_ = (*(("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size), ("scale", Address)),)
+    _fields_ = (("weight", Address), ("bias", Address), ("outputs", Size), ("inputs", Size), ("scale", Address))
 
 
 class Layer(ctypes.Structure):
@@ -120,17 +120,16 @@ def load(kept: torch.dtype) -> Library | None:
     to the user."""
     if not _cpu_has_instructions():
         return None
-    *better, last = _instructions(kept)
-    for arithmetic, flags in better:
-        with contextlib.suppress(OSError, AttributeError, ValueError, subprocess.SubprocessError):
+    reason = ""
+    for arithmetic, flags in _instructions(kept):
+        try:
             return _library(kept, arithmetic, flags)
-    try:
-        return _library(kept, *last)
-    except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
-        text = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
-        reason = " ".join(text.split())[:300]
-        log.warning("compiled layers are not in use, so a step takes up to twice as long: %s", reason)
-        return None
+        except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
+            text = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
+            reason = " ".join(text.split())[:300]
+            log.info("compiled layers do without %s %s: %s", arithmetic, " ".join(flags), reason)
+    log.warning("compiled layers are not in use, so a step takes up to twice as long: %s", reason)
+    return None
 
 
 def _library(kept: torch.dtype, arithmetic: str, flags: Sequence[str]) -> Library:

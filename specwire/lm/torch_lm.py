@@ -56,10 +56,8 @@ class TorchModel:
         self._holes = torch.tensor(holes, device=self._device) if holes else None
         model.to(self._device)
         stored = getattr(torch, spec.precision)
-        # what computes in another precision stays as it is: see torch_load.load_weights
+        # what computes in another precision stays as it is: see torch_load
         library = compiled_library(model, stored) if fused and model.dtype is torch.float32 else None
-        self.compiled = library is not None
-        """Whether its layers are compiled (native.py). Then no row depends on others, whatever the shape of a pass."""
         self.arithmetic = library.arithmetic if library is not None else ""
         """Of compiled layers: see native.py."""
         if self.compiled:
@@ -86,6 +84,11 @@ class TorchModel:
         layers = "compiled" if self.compiled else type(self._body).__name__
         facts = f"{self.spec.name} {self.spec.precision} {self.spec.device} {layers}"
         return f"TorchModel({facts} {self._kv!r} {self._lengths!r})"
+
+    @property
+    def compiled(self) -> bool:
+        """Whether its layers are compiled (native.py). Then no row depends on others, whatever the shape of a pass."""
+        return bool(self.arithmetic)
 
     @property
     def num_slots(self) -> int:
@@ -209,7 +212,8 @@ class TorchModel:
 
 
 def _trim_head(model: PreTrainedModel, columns: int) -> None:
-    """Rows of the head past the vocabulary are padding: cut off before they are computed. Memory stays shared with a tied table."""
+    """Rows of the head past the vocabulary are padding: cut off before they are computed. Memory stays shared with a tied table,
+    unless the layers are compiled: those keep their weights in an order of their own."""
     head = model.get_output_embeddings()
     if isinstance(head, torch.nn.Linear) and head.out_features > columns:
         short = torch.nn.Linear(head.in_features, columns, bias=head.bias is not None, device="meta")

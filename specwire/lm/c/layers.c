@@ -200,9 +200,6 @@ static size_t cut_into_units(const pass_t *pass) {
 /* Compared with the structures of native.py. */
 const size_t specwire_sizes[] = {sizeof(linear_t), sizeof(layer_t), sizeof(body_t), sizeof(pass_t)};
 
-/* Weights [outputs, inputs] to specwire_packed_bytes, in the order in which they are met. */
-void specwire_pack(const char *from, size_t outputs, size_t inputs, char *to) { pack(from, outputs, inputs, to); }
-
 /* `split`: specwire_split_bytes. */
 void specwire_linear(const linear_t *l, const float *x, float *y, size_t rows, void *split, int threads) {
     enter(threads);

@@ -2,7 +2,7 @@
  *
  * Few rows are read, not computed. Weights lie in the order in which they are met, eight outputs beside each other, and are read once
  * per pass: eight outputs at a time for all rows, the weights to come being fetched meanwhile. Up to six rows take the time of one.
- * More are computed: a piece of the weights is made float32 once, and all rows meet it while it lies in the first cache.
+ * Many, more than FEW, are computed: a piece of the weights is made float32 once, and all rows meet it while it lies in the first cache.
  */
 
 /* How weights are kept: of a block of outputs first LANES inputs of each, then the next LANES, and so on. */
@@ -254,8 +254,8 @@ static void strip(size_t rows, const char *w, const char *next, const float *x, 
     }
 }
 
-/* The order of weights of outputs by inputs, KEPT. */
-static void pack(const char *from, size_t outputs, size_t inputs, char *to) {
+/* Weights [outputs, inputs] to specwire_packed_bytes, in the order in which they are met. */
+void specwire_pack(const char *from, size_t outputs, size_t inputs, char *to) {
     const size_t size = bytes(KEPT);
     for (size_t block = 0; block < outputs; block += OUTPUTS)
         for (size_t k = 0; k < inputs;) {
@@ -309,4 +309,7 @@ static void linear(const linear_t *l, const float *x, float *y, size_t rows, int
 int specwire_prepare(void) { return 0; }
 
 size_t specwire_packed_bytes(size_t outputs, size_t inputs) { return (outputs + OUTPUTS - 1) / OUTPUTS * OUTPUTS * inputs * bytes(KEPT); }
-size_t specwire_split_bytes(size_t rows, size_t inputs) { return 0 * rows * inputs; }
+size_t specwire_split_bytes(size_t rows, size_t inputs) {
+    (void)rows, (void)inputs;
+    return 0;
+}

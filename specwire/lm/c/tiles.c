@@ -24,7 +24,7 @@ static const struct {
 
 INLINE size_t steps_of(size_t inputs) { return (inputs + INPUTS - 1) / INPUTS; }
 
-/* A row of x becomes PARTS of a tile: [rows / TILE_ROWS, inputs / INPUTS, tile]. What a tile holds beside them is left as it was: nobody
+/* A row of x becomes PARTS of a tile (an infinity becomes none, and its row not-a-number): [rows / TILE_ROWS, inputs / INPUTS, tile]. What a tile holds beside them is left as it was: nobody
  * asks what becomes of it, and rows do not see each other. */
 INLINE void split(const float *x, size_t inputs, void *to, size_t row) {
     __m512bh *tile = (__m512bh *)((char *)to + row / TILE_ROWS * steps_of(inputs) * TILE) + row % TILE_ROWS * PARTS;
@@ -42,8 +42,9 @@ INLINE void split(const float *x, size_t inputs, void *to, size_t row) {
     }
 }
 
-/* A tile of weights holds, for each two inputs, those of OUTPUTS: [outputs / OUTPUTS, inputs / INPUTS, INPUTS / 2, OUTPUTS, 2]. */
-static void pack(const char *from, size_t outputs, size_t inputs, char *to) {
+/* Weights [outputs, inputs] to specwire_packed_bytes. A tile holds, for each two inputs, those of OUTPUTS: [outputs / OUTPUTS,
+ * inputs / INPUTS, INPUTS / 2, OUTPUTS, 2]. */
+void specwire_pack(const char *from, size_t outputs, size_t inputs, char *to) {
     uint16_t *weight = (uint16_t *)to;
     for (size_t block = 0; block < outputs; block += OUTPUTS)
         for (size_t k = 0; k < steps_of(inputs) * INPUTS; k += 2)
