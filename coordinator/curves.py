@@ -329,8 +329,8 @@ class ServiceCurves:
         return best
 
     def _blocks(self, longest: int) -> Iterator[tuple[int, float, float, float]]:
-        """The draft's blocks by length: the chance that all of one stands, that the token after it is guessed too, and the tokens to
-        expect of a round."""
+        """The draft's blocks by length: the chance that all of one stands, that the token after it is guessed too, and the tokens
+        to expect of a round."""
         curve = self.curve[Source.DRAFT_MODEL]
         last = curve[-1] if curve else PRIOR
         expected = chance = 1.0

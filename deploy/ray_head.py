@@ -172,8 +172,9 @@ def stop(head: Process, files: Path, grace_s: float = 3.0) -> None:
     family = {each.pid: each for root in roots for each in [root, *_children(root)]}
     living = []
     for each in family.values():
-        with contextlib.suppress(psutil.Error):
-            living.append(Process.of("ray", each.pid))
+        with contextlib.suppress(psutil.Error):  # it may end at any time
+            if each.is_running():
+                living.append(Process.of("ray", each.pid))
     processes.end(living, grace_s)
     if files.name.startswith(PREFIX):
         shutil.rmtree(files, ignore_errors=True)

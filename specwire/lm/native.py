@@ -108,7 +108,7 @@ class Library:
     """What a product needs beside its inputs, by rows and inputs."""
     pack: Callable[[int, int, int, int], None]
     """Weights, outputs, inputs, and where they go in the order in which they are met."""
-    linear: Callable[[Linear, int, int, int, int, int], None]
+    linear: Callable[[Linear, int | None, int | None, int, int, int], None]
     """A product: layer, inputs, result, rows, room of `split_bytes`, threads."""
     forward: Callable[[Body, Pass, int], None]
     """A step, and threads."""
@@ -169,7 +169,7 @@ def _instructions(kept: torch.dtype) -> list[tuple[str, tuple[str, ...]]]:
     found: list[tuple[str, tuple[str, ...]]] = [("sums", ())]
     if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         found.insert(0, ("sums", _WIDE))
-        if kept is torch.bfloat16 and torch.cpu._is_amx_tile_supported() and torch.cpu._is_avx512_bf16_supported():
+        if kept is torch.bfloat16 and {"amx_tile", "amx_bf16", "avx512_bf16"} <= set(_cpuinfo().split()):
             found.insert(0, ("tiles", _TILES))
     return found
 
@@ -177,11 +177,15 @@ def _instructions(kept: torch.dtype) -> list[tuple[str, tuple[str, ...]]]:
 def _fetch() -> str:
     """Which cache the weights to come are fetched to: on AMD's CPUs past the second, which code and everything else then keep;
     Intel's fetch too few at a time that way, and take twice as long."""
+    return "NTA" if "AuthenticAMD" in _cpuinfo() else "T1"
+
+
+def _cpuinfo() -> str:
+    """What the system says of the CPU; empty if nothing."""
     try:
-        amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        amd = False
-    return "NTA" if amd else "T1"
+        return ""
 
 
 def _compilers() -> list[list[str]]:
@@ -210,7 +214,7 @@ def _load_with(compiler: list[str], flags: list[str], source: str) -> ctypes.CDL
     made_from = hashlib.sha256(repr((source, version, command)).encode()).hexdigest()[:16]
     try:
         return _load_from(_trusted(cache_dir() / "native"), made_from, command, source)
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:  # what does not compile there compiles nowhere
         log.info("compiled layers are not kept in the cache folder: %s", error)
     with tempfile.TemporaryDirectory(prefix="specwire-") as own:
         return _load_from(Path(own), made_from, command, source)  # stays loaded when its file is gone

@@ -67,7 +67,7 @@ class NativeLinear(nn.Module):
         rows = inputs.numel() // self.in_features
         split = torch.empty(self._library.split_bytes(rows, self.in_features), dtype=torch.uint8, device="cpu")
         threads = torch.get_num_threads()
-        self._library.linear(self.structure, inputs.data_ptr(), result.data_ptr(), rows, split.data_ptr(), threads)
+        self._library.linear(self.structure, _address(inputs), _address(result), rows, split.data_ptr(), threads)
         return result
 
 

@@ -202,15 +202,15 @@ const size_t specwire_sizes[] = {sizeof(linear_t), sizeof(layer_t), sizeof(body_
 
 /* `split`: specwire_split_bytes. */
 void specwire_linear(const linear_t *l, const float *x, float *y, size_t rows, void *split, int threads) {
-    enter(threads);
+    const unsigned rounding = enter(threads);
     linear(l, x, y, rows, 0, split);
-    leave();
+    leave(rounding);
 }
 
 /* Tokens to scores. */
 void specwire_forward(const body_t *body, const pass_t *pass, int threads) {
     const size_t rows = pass->rows, hidden = body->hidden, units = cut_into_units(pass), pieces = (rows + PIECE - 1) / PIECE;
-    enter(threads);
+    const unsigned rounding = enter(threads);
     for (size_t r = 0; r < rows; r++)
         memcpy(pass->states + r * hidden, body->embeddings + pass->tokens[r] * hidden, hidden * sizeof(float));
     for (const layer_t *layer = body->layers; layer < body->layers + body->num_layers; layer++) {
@@ -228,5 +228,5 @@ void specwire_forward(const body_t *body, const pass_t *pass, int threads) {
     for (size_t r = 0; r < pass->wanted_rows; r++)
         norm(pass->states + pass->wanted[r] * hidden, body->last_norm, pass->normed + r * hidden, hidden, body->eps);
     if (pass->wanted_rows) linear(&body->head, pass->normed, pass->result, pass->wanted_rows, 0, pass->split);
-    leave();
+    leave(rounding);
 }

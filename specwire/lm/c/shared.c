@@ -108,9 +108,10 @@ INLINE __m256 exp_of_lanes(__m256 x) {
 typedef void (*chunk_t)(const void *job, size_t chunk, size_t thread);
 
 enum {
-    HELPERS = 255,   /* at most */
-    TURNS = 5000,    /* that an idle helper looks for work before it sleeps: a tenth of a millisecond, as between two calls */
-    PATIENCE = 2000, /* turns that the caller waits for begun chunks before it offers its core */
+    HELPERS = 255,     /* at most */
+    TURNS = 5000,      /* that an idle helper looks for work before it sleeps: a tenth of a millisecond, as between two calls */
+    PATIENCE = 2000,   /* turns that the caller waits for begun chunks before it offers its core */
+    ROUNDING = 0x1f80, /* MXCSR as a process begins: to nearest, small numbers kept. Others may have set it for their thread */
 };
 
 static struct {
@@ -124,8 +125,7 @@ static struct {
     _Atomic(const void *) job;
     atomic_uint_fast32_t chunks;
     atomic_size_t threads;
-    size_t helpers; /* that were ever started */
-    int process;    /* that started them: a forked child has none */
+    size_t helpers; /* that were ever started by this process */
 } pool = {.one_at_a_time = PTHREAD_MUTEX_INITIALIZER, .sleeping = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 /* Takes chunks of job `number` as long as there are any. What it reads of the job is of that job if the exchange succeeds: until a
@@ -145,6 +145,7 @@ static void take_chunks(uint64_t number, size_t thread) {
 static void *help(void *argument) {
     const size_t thread = (size_t)argument;
     uint64_t seen = 0;
+    _mm_setcsr(ROUNDING);
     for (;;) {
         uint64_t number;
         for (int turn = 0; (number = atomic_load(&pool.next) >> 32) == seen && turn < TURNS; turn++) _mm_pause();
@@ -187,19 +188,35 @@ static void share(chunk_t run, const void *job, size_t chunks) {
             sched_yield();
 }
 
-/* The caller has the pool to itself until `leave`. Too few helpers are no error. */
-static void enter(size_t threads) {
+/* A forked child has no helpers, and locks that somebody held who is not there. */
+static void after_fork(void) {
+    pthread_mutex_init(&pool.one_at_a_time, NULL);
+    pthread_mutex_init(&pool.sleeping, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    atomic_store(&pool.sleepers, 0);
+    pool.helpers = 0;
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
+
+/* The caller has the pool to itself until `leave`, and rounds as helpers do. Too few helpers are no error. Returns what to give back. */
+static unsigned enter(size_t threads) {
     pthread_mutex_lock(&pool.one_at_a_time);
-    if (pool.process != getpid()) pool.helpers = 0, pool.process = getpid(), atomic_store(&pool.sleepers, 0);
+    const unsigned rounding = _mm_getcsr();
+    _mm_setcsr(ROUNDING);
     if (threads > HELPERS + 1) threads = HELPERS + 1;
     atomic_store(&pool.threads, threads);
     for (pthread_t id; pool.helpers + 1 < threads; pool.helpers++) {
         if (pthread_create(&id, NULL, help, (void *)(pool.helpers + 1))) break;
         pthread_detach(id);
     }
+    return rounding;
 }
 
-static void leave(void) { pthread_mutex_unlock(&pool.one_at_a_time); }
+static void leave(unsigned rounding) {
+    _mm_setcsr(rounding);
+    pthread_mutex_unlock(&pool.one_at_a_time);
+}
 
 /* ---------------------------------------------------------------- products with weights */
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import random
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,8 +120,13 @@ def test_a_product_is_that_of_float64_and_of_each_row_alone(
 
 
 def libraries_of_this_cpu(kept: torch.dtype) -> list[native.Library]:
-    """All that can be had, best first."""
-    return [native._library(kept, *each) for each in native._instructions(kept)]
+    """All that can be had, best first: compiler and system may know less than the CPU, but not of the last."""
+    *better, last = native._instructions(kept)
+    found = []
+    for each in better:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            found.append(native._library(kept, *each))
+    return [*found, native._library(kept, *last)]
 
 
 @pytest.mark.parametrize("kept", list(native.KEPT), ids=str)
@@ -138,11 +146,15 @@ def test_the_same_sums_have_the_same_bits_with_any_instructions(kept: torch.dtyp
 
 
 @pytest.mark.parametrize("fails", ["compiler", "system"])
-def test_what_the_system_refuses_is_done_without(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next best instructions; nothing to warn of."""
+def test_what_the_system_refuses_is_done_without(
+    fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next best instructions; nothing to warn of, but it is told who asks."""
     expected = native._instructions(torch.bfloat16)
-    wrong = ("-no-such-flag",) if fails == "compiler" else ("-Dspecwire_prepare=other", "-include", "stdio.h")
-    monkeypatch.setattr(native, "_instructions", lambda _: [("tiles", wrong), *expected[-1:]])
+    refusing = "-Dspecwire_prepare(x)=specwire_prepare(x) { return 1; } int other(x)"
+    wrong = ("-no-such-flag",) if fails == "compiler" else (refusing,)
+    monkeypatch.setattr(native, "_instructions", lambda _: [("sums", wrong), *expected[-1:]])
+    caplog.set_level(logging.INFO)
     native.load.cache_clear()
     try:
         found = native.load(torch.bfloat16)
@@ -150,7 +162,58 @@ def test_what_the_system_refuses_is_done_without(fails: str, monkeypatch: pytest
         native.load.cache_clear()
 
     assert found is not None
-    assert "sums" == found.arithmetic
+    (record,) = (each for each in caplog.records if "do without" in each.getMessage())
+    assert (logging.INFO, True) == (
+        record.levelno,
+        {"compiler": "no-such-flag", "system": "does not allow sums"}[fails] in record.getMessage(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept", "expected"),
+    [
+        ("avx512_bf16 amx_tile amx_bf16", torch.bfloat16, ["tiles", "sums", "sums"]),
+        ("avx512_bf16 amx_tile", torch.bfloat16, ["sums", "sums"]),
+        ("avx512_bf16 amx_tile amx_bf16", torch.float16, ["sums", "sums"]),
+        ("", torch.bfloat16, ["sums", "sums"]),
+    ],
+)
+def test_tiles_need_all_of_their_instructions(
+    flags: str, kept: torch.dtype, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual machine may have some."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(native, "_cpuinfo", lambda: f"flags : fpu {flags} avx")
+
+    assert expected == [arithmetic for arithmetic, _ in native._instructions(kept)]
+
+
+@pytest.mark.parametrize("wrong", [torch.float64, torch.float16])
+def test_inputs_of_another_kind_are_refused(wrong: torch.dtype) -> None:
+    """C would read them as they are not."""
+    linear, _, _ = layer(9, 32, False, torch.float32)
+
+    with pytest.raises(AssertionError):
+        linear(torch.ones(3, 32, dtype=wrong))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.int8], ids=str)
+def test_small_numbers_are_kept_whatever_the_caller_set(stored: torch.dtype, threads: Callable[[int], None]) -> None:
+    """Rounding is a thread's own: results must not depend on who takes which part of the work."""
+    threads(2)
+    linear, _, _ = layer(512, 32, False, stored)
+    x = torch.randn(3, 32) * 1e-38
+    expected = linear(x)
+    assert torch.set_flush_denormal(True)
+    try:
+        actual = linear(x)
+        flushes = not (torch.full((1,), 1e-39) * 1.0).any()
+    finally:
+        torch.set_flush_denormal(False)
+
+    assert flushes  # still set: it was the caller's
+    assert expected.abs().min() < 1e-38
+    assert torch.equal(expected, actual)
 
 
 def test_a_product_takes_any_shape_and_stride() -> None:
@@ -269,9 +332,10 @@ def test_a_compiled_model_copies_nothing_it_does_not_hold(load: Load) -> None:
     assert torch.equal(expected, model.forward(more))
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_no_row_depends_on_the_threads(count: int, load: Load, threads: Callable[[int], None]) -> None:
-    model = load("llama_long_heads", compiled=True)
+def test_no_row_depends_on_the_threads(count: int, precision: str, load: Load, threads: Callable[[int], None]) -> None:
+    model = load("llama_long_heads", compiled=True, precision=precision)
     tokens = text()
     threads(1)
     expected = model.forward([Feed(0, 0, tokens, CONTEXT)]).clone()
@@ -281,10 +345,13 @@ def test_no_row_depends_on_the_threads(count: int, load: Load, threads: Callable
     assert torch.equal(model.forward([Feed(0, 0, tokens, CONTEXT)]), expected)
 
 
-def test_two_models_at_once(checkpoint: Callable[[str], Path], threads: Callable[[int], None]) -> None:
-    """Each on its own thread, sharing helpers that come late as often as not."""
+def test_several_models_at_once(checkpoint: Callable[[str], Path], threads: Callable[[int], None]) -> None:
+    """Each on its own thread, with helpers that come late as often as not: two share theirs, one has another library."""
     threads(3)
-    models = [load_torch_model(ModelConfig(model=str(checkpoint(kind)), max_sessions=1)) for kind in KINDS[:2]]
+    models = [
+        load_torch_model(ModelConfig(model=str(checkpoint(kind)), max_sessions=1, precision=precision))
+        for kind, precision in zip(KINDS, ("float32", "float32", "bfloat16"), strict=False)
+    ]
     expected = [model.forward([Feed(0, 0, text(), CONTEXT)]).clone() for model in models]
     wrong: list[int] = []
 
@@ -293,24 +360,45 @@ def test_two_models_at_once(checkpoint: Callable[[str], Path], threads: Callable
             actual = models[index].forward([Feed(0, 0, text(), CONTEXT)])
             wrong.extend([] if torch.equal(actual, expected[index]) else [index])
 
-    both = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
-    for each in both:
+    all_of_them = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for each in all_of_them:
         each.start()
-    for each in both:
+    for each in all_of_them:
         each.join(60)
 
-    assert [False, False] == [each.is_alive() for each in both]
+    assert [False] * 3 == [each.is_alive() for each in all_of_them]
     assert [] == wrong
 
 
-def test_a_forked_process_computes_too(load: Load) -> None:
-    """It has no helpers, and does without or starts its own."""
-    linear, _, _ = layer(64, 200, False, torch.float16)
+def until_all_sleep() -> None:
+    """Waits until no other thread of this process is at work."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        tasks = [path for path in Path("/proc/self/task").iterdir() if int(path.name) != threading.get_native_id()]
+        states = []
+        for path in tasks:
+            with contextlib.suppress(OSError):
+                states.append((path / "stat").read_text().rpartition(")")[2].split()[0])
+        if "R" not in states:
+            return
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16], ids=str)
+def test_a_forked_process_computes_too(stored: torch.dtype, threads: Callable[[int], None]) -> None:
+    """It has no helpers, and starts its own, also where those of its parent slept; and each time that its own slept."""
+    threads(2)
+    linear, _, _ = layer(64, 200, False, stored)
     x = torch.randn(30, 200)
     expected = linear(x)
+    until_all_sleep()
     child = os.fork()
     if not child:
-        os._exit(0 if torch.equal(linear(x), expected) else 1)
+        signal.alarm(30)  # a lock that nobody gives back
+        for _ in range(4):
+            if not torch.equal(linear(x), expected):
+                os._exit(1)
+            until_all_sleep()
+        os._exit(0 if len(list(Path("/proc/self/task").iterdir())) == 2 else 2)
 
     assert (child, 0) == os.waitpid(child, 0)
 
@@ -542,6 +630,16 @@ def test_without_a_compiler_all_works_and_it_is_said_once(
     feeds = [Feed(0, 0, text(20), 20)]
     expected = load("llama", compiled=True, precision="float16").forward(feeds)
     torch.testing.assert_close(models[0].forward(feeds), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_compile_is_tried_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each set of instructions: another folder would not help, and a compiler may take its time to fail."""
+    told = fresh / "told"
+    compiler = script(fresh / "compiler", f'[ "$1" = --version ] && exit 0; echo >> {told}; exit 1')
+    monkeypatch.setenv("CC", compiler)
+
+    assert native.load(torch.float16) is None
+    assert len(native._instructions(torch.float16)) == len(told.read_text())
 
 
 def test_strict_without_a_compiler(
