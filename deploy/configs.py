@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.topology import TABLE, CoordinatorRole, Placed, Topology, TopologyError, WorkerRole
 from specwire.law.errors import InvalidArgument
-from specwire.threads import SHARED_CORES
+from specwire.process import COMPUTES
 
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that mean all interfaces, and where this machine reaches what listens on them."""
@@ -155,7 +155,7 @@ def telemetry_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def environment(part: Placed, gpus: str | None = None) -> dict[str, str]:
     """Environment of one service."""
-    found = {**SHARED_CORES, "PYTHONUNBUFFERED": "1"}
+    found = {**COMPUTES, "PYTHONUNBUFFERED": "1"}
     if isinstance(part, WorkerRole) and part.threads:
         found["OMP_NUM_THREADS"] = str(part.threads)
     if gpus is not None:

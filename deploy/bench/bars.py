@@ -36,7 +36,7 @@ from deploy.bench.statistics import bootstrap, median_ratio, shown, total_ratio
 from deploy.bench.workload import Item, load
 from specwire.client import Client, Final
 from specwire.law.errors import Unavailable
-from specwire.threads import share_cores
+from specwire.process import prepare_to_compute
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"num_speculative_tokens": 0},
@@ -294,5 +294,5 @@ def shipped() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    share_cores()  # before torch loads: the bare loop must not spin on the service's cores
+    prepare_to_compute()  # before torch loads: the bare loop must not spin on the service's cores
     sys.exit(main())

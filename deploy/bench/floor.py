@@ -28,7 +28,7 @@ import grpc.aio
 from deploy.bench import tool
 from deploy.bench.bars import shipped
 from deploy.bench.engine_loop import EngineLoop
-from specwire.threads import share_cores
+from specwire.process import prepare_to_compute
 
 CONTEXT = 64
 """Tokens cached before the first step."""
@@ -158,5 +158,5 @@ def _main(argv: list[str] | None) -> int:
 
 
 if __name__ == "__main__":
-    share_cores()  # before torch loads, as the services do
+    prepare_to_compute()  # before torch loads, as the services do
     sys.exit(main())

@@ -14,7 +14,7 @@ from typing import Any
 
 from deploy.bench.workload import Item
 from specwire.law.errors import OurFault
-from specwire.threads import SHARED_CORES
+from specwire.process import COMPUTES
 
 GENERATE, ASSISTED = "hf generate", "hf assisted"
 LINE_LIMIT = 1 << 22
@@ -35,7 +35,7 @@ class HuggingFace:
             *(sys.executable, "-m", "specwire.lm.baseline", *self._settings),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **SHARED_CORES},
+            env={**os.environ, **COMPUTES},
             limit=LINE_LIMIT,
         )
         await self._answer()

@@ -224,6 +224,8 @@ def _trial(model: TorchModel, name: str, tokens: list[int], expected: torch.Tens
         raise InvalidArgument("model", name, f"a model that runs on our cache ({reason})") from error
     expected = expected[middle:, : scores.shape[1]].to(scores.device)
     seen = torch.isfinite(scores)
+    if not bool(seen.any()):
+        raise InvalidArgument("model", name, "a model whose cache can be cut back: in the trial no score was a number")
     difference = (scores - expected)[seen].square().mean().sqrt().item()
     spread = expected[seen].std().item()
     if not difference <= _TOLERANCE[arithmetic] * spread + 1e-6:

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from specwire.law.errors import SpecwireError
 from specwire.lm.load import TABLE
+from specwire.process import keep_what_is_there, prepare_to_compute
 from specwire.settings import LOG_FORMAT, read_config
-from specwire.threads import share_cores
 from specwire.worker.config import WorkerConfig
 from specwire.worker.service import Role, WorkerServer
 
@@ -40,6 +40,7 @@ async def serve(
         return
     try:
         starting.result()
+        keep_what_is_there()
         on_ready(server)
         await stopping
     finally:
@@ -88,8 +89,8 @@ def prepare_logging() -> None:
 
 
 def prepare_threads(config: WorkerConfig) -> None:
-    """Tells OpenMP, before torch loads it, to sleep instead of spin while it waits: other processes share the cores."""
-    share_cores()
+    """What torch and OpenMP read when they are loaded; see process.py."""
+    prepare_to_compute()
     if config.model.threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(config.model.threads))
 

@@ -81,15 +81,85 @@ static void norm_states(const void *job, size_t index, size_t thread) {
 
 /* ---------------------------------------------------------------- attention */
 
-/* Products of a query with four keys. */
-INLINE __m128 four_scores(const float *query, const float *const keys[4], size_t dim) {
-    __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+/* Queries of a unit that meet a key or a value together, at most. Their sums fill the registers that are left. */
+#ifdef __AVX512F__
+typedef __m512 lanes_t;
+enum { QUERIES = 6, WIDTH = 16 };
+INLINE lanes_t load_lanes(const float *from) { return _mm512_loadu_ps(from); }
+INLINE void store_lanes(float *to, lanes_t v) { _mm512_storeu_ps(to, v); }
+INLINE lanes_t all_lanes(float number) { return _mm512_set1_ps(number); }
+INLINE lanes_t add_lanes(lanes_t x, lanes_t y, lanes_t sum) { return _mm512_fmadd_ps(x, y, sum); }
+#else
+typedef __m256 lanes_t;
+enum { QUERIES = 3, WIDTH = 8 };
+INLINE lanes_t load_lanes(const float *from) { return _mm256_loadu_ps(from); }
+INLINE void store_lanes(float *to, lanes_t v) { _mm256_storeu_ps(to, v); }
+INLINE lanes_t all_lanes(float number) { return _mm256_set1_ps(number); }
+INLINE lanes_t add_lanes(lanes_t x, lanes_t y, lanes_t sum) { return _mm256_fmadd_ps(x, y, sum); }
+#endif
+
+/* The tokens of a unit at the heads that share keys, in the order of tokens. */
+typedef struct {
+    const float *query; /* [dim] */
+    float *scores;      /* of each cell */
+    float *result;      /* [dim] */
+    size_t sees;        /* cells */
+    float sum;          /* of shares */
+} asker_t;
+
+#ifdef __AVX512F__
+/* Pairs of neighbours in each quarter of two registers, as _mm256_hadd_ps has them. */
+INLINE __m512 add_pairs(__m512 x, __m512 y) { return _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xdd)); }
+
+/* Products of `count` queries with four keys, to their scores from `cell` on: two keys to a register, LANES partial sums of each. */
+INLINE void four_scores(const asker_t *askers, const int count, const float *const keys[4], size_t dim, float scaling, size_t cell) {
+    __m512 sums[QUERIES][2];
+    UNROLL for (int q = 0; q < count; q++) sums[q][0] = sums[q][1] = _mm512_setzero_ps();
     for (size_t j = 0; j < dim; j += LANES) {
-        const __m256 q = _mm256_loadu_ps(query + j);
-        UNROLL for (int c = 0; c < 4; c++) sums[c] = _mm256_fmadd_ps(q, _mm256_loadu_ps(keys[c] + j), sums[c]);
+        const __m512 low = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(keys[0] + j)), _mm256_loadu_ps(keys[1] + j), 1);
+        const __m512 high = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(keys[2] + j)), _mm256_loadu_ps(keys[3] + j), 1);
+        UNROLL for (int q = 0; q < count; q++) {
+            const __m512 query = _mm512_broadcast_f32x8(_mm256_loadu_ps(askers[q].query + j));
+            sums[q][0] = _mm512_fmadd_ps(query, low, sums[q][0]);
+            sums[q][1] = _mm512_fmadd_ps(query, high, sums[q][1]);
+        }
     }
-    const __m256 low = _mm256_hadd_ps(sums[0], sums[1]), high = _mm256_hadd_ps(sums[2], sums[3]), all = _mm256_hadd_ps(low, high);
-    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+    UNROLL for (int q = 0; q < count; q += 2) { /* quarters: keys 0 and 2 of two queries, their other lanes, keys 1 and 3, theirs */
+        const __m512 mine = add_pairs(sums[q][0], sums[q][1]), other = q + 1 < count ? add_pairs(sums[q + 1][0], sums[q + 1][1]) : mine;
+        const __m512 parts = add_pairs(mine, other), all = _mm512_add_ps(parts, _mm512_shuffle_f32x4(parts, parts, 0xb1));
+        const __m512 scaled = _mm512_mul_ps(all, _mm512_set1_ps(scaling));
+        const __m128 even = _mm512_castps512_ps128(scaled), odd = _mm512_extractf32x4_ps(scaled, 2);
+        _mm_storeu_ps(askers[q].scores + cell, _mm_unpacklo_ps(even, odd));
+        if (q + 1 < count) _mm_storeu_ps(askers[q + 1].scores + cell, _mm_unpackhi_ps(even, odd));
+    }
+}
+#else
+INLINE void four_scores(const asker_t *askers, const int count, const float *const keys[4], size_t dim, float scaling, size_t cell) {
+    __m256 sums[QUERIES][4];
+    UNROLL for (int q = 0; q < count; q++) UNROLL for (int c = 0; c < 4; c++) sums[q][c] = _mm256_setzero_ps();
+    for (size_t j = 0; j < dim; j += LANES) {
+        __m256 queries[QUERIES];
+        UNROLL for (int q = 0; q < count; q++) queries[q] = _mm256_loadu_ps(askers[q].query + j);
+        UNROLL for (int c = 0; c < 4; c++) {
+            const __m256 key = _mm256_loadu_ps(keys[c] + j);
+            UNROLL for (int q = 0; q < count; q++) sums[q][c] = _mm256_fmadd_ps(queries[q], key, sums[q][c]);
+        }
+    }
+    UNROLL for (int q = 0; q < count; q++) {
+        const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(sums[q][0], sums[q][1]), _mm256_hadd_ps(sums[q][2], sums[q][3]));
+        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+        _mm_storeu_ps(askers[q].scores + cell, _mm_mul_ps(four, _mm_set1_ps(scaling)));
+    }
+}
+#endif
+
+/* Scores of cells begin .. end - 1. */
+INLINE void add_scores(const asker_t *askers, const int count, const float *keys, size_t begin, size_t end, size_t dim, float scaling) {
+    for (size_t c = begin; c < end; c += 4) {
+        const float *four[4]; /* a cell that is not there is the last once more; nobody looks at its score */
+        for (size_t i = 0; i < 4; i++) four[i] = keys + (c + i < end ? c + i : end - 1) * dim;
+        four_scores(askers, count, four, dim, scaling, c);
+    }
 }
 
 /* Scores to shares, in place; the last register is filled up with minus infinity. Returns what their sum is. */
@@ -110,69 +180,87 @@ INLINE float exponentials(float *scores, size_t count) {
     return sum_of_lanes(sum);
 }
 
-/* y += shares of `count` cells, one after the other. */
-INLINE void add_values(const float *shares, const float *values, float *y, size_t count, size_t dim, const size_t registers) {
-    for (size_t j = 0; j < dim; j += registers * LANES) {
-        __m256 sums[REGISTERS];
-        UNROLL for (size_t n = 0; n < registers; n++) sums[n] = _mm256_loadu_ps(y + j + n * LANES);
-        for (size_t c = 0; c < count; c++) {
-            const __m256 share = _mm256_set1_ps(shares[c]);
-            UNROLL for (size_t n = 0; n < registers; n++)
-                sums[n] = _mm256_fmadd_ps(share, _mm256_loadu_ps(values + c * dim + j + n * LANES), sums[n]);
-        }
-        UNROLL for (size_t n = 0; n < registers; n++) _mm256_storeu_ps(y + j + n * LANES, sums[n]);
+/* Results += shares of cells begin .. end - 1, one after the other. */
+INLINE void add_values_of(
+    const asker_t *askers, const int count, const float *values, size_t begin, size_t end, size_t dim, const size_t width, const int registers
+) {
+    for (size_t j = 0; j < dim; j += registers * width) {
+        if (width == WIDTH) {
+            lanes_t sums[QUERIES][REGISTERS];
+            UNROLL for (int q = 0; q < count; q++) UNROLL for (int n = 0; n < registers; n++) sums[q][n] = load_lanes(askers[q].result + j + n * WIDTH);
+            for (size_t c = begin; c < end; c++) {
+                lanes_t shares[QUERIES];
+                UNROLL for (int q = 0; q < count; q++) shares[q] = all_lanes(askers[q].scores[c]);
+                UNROLL for (int n = 0; n < registers; n++) {
+                    const lanes_t value = load_lanes(values + c * dim + j + n * WIDTH);
+                    UNROLL for (int q = 0; q < count; q++) sums[q][n] = add_lanes(shares[q], value, sums[q][n]);
+                }
+            }
+            UNROLL for (int q = 0; q < count; q++) UNROLL for (int n = 0; n < registers; n++) store_lanes(askers[q].result + j + n * WIDTH, sums[q][n]);
+        } else
+            for (int q = 0; q < count; q++) {
+                __m256 sum = _mm256_loadu_ps(askers[q].result + j);
+                for (size_t c = begin; c < end; c++)
+                    sum = _mm256_fmadd_ps(_mm256_set1_ps(askers[q].scores[c]), _mm256_loadu_ps(values + c * dim + j), sum);
+                _mm256_storeu_ps(askers[q].result + j, sum);
+            }
     }
 }
 
-/* Tokens first .. last - 1, all of one slot, at one head of keys and all heads of queries that share it. */
+INLINE void add_values(const asker_t *askers, const int count, const float *values, size_t begin, size_t end, size_t dim) {
+    if (dim % (REGISTERS * WIDTH) == 0)
+        add_values_of(askers, count, values, begin, end, dim, WIDTH, REGISTERS);
+    else if (dim % WIDTH == 0)
+        add_values_of(askers, count, values, begin, end, dim, WIDTH, 1);
+    else
+        add_values_of(askers, count, values, begin, end, dim, LANES, 1);
+}
+
+/* Tokens first .. last - 1, all of one slot, at one head of keys and all heads of queries that share it. Cells that all of them see
+ * are met by QUERIES at a time; the last few are their own tokens', and each token sees its own share of them. */
 static void attend_unit(
     const body_t *body, const layer_t *layer, const pass_t *pass, size_t first, size_t last, size_t kv_head, size_t thread
 ) {
     const size_t dim = body->head_dim, shared = body->heads / body->kv_heads, width = body->heads + 2 * body->kv_heads;
-    const size_t stride = (body->cells_per_slot + LANES - 1) / LANES * LANES;
+    const size_t stride = (body->cells_per_slot + LANES - 1) / LANES * LANES, count = (last - first) * shared;
     const float *keys = layer->cells + (pass->slots[first] * 2 * body->kv_heads + kv_head) * body->cells_per_slot * dim;
     const float *values = keys + body->kv_heads * body->cells_per_slot * dim;
-    float *scores = pass->scores + thread * UNIT_TOKENS * shared * stride;
-    const size_t end = pass->positions[last - 1] + 1;
-    const __m128 scaling = _mm_set1_ps(body->scaling);
-    for (size_t begin = 0; begin < end; begin += CELLS)
-        for (size_t t = first; t < last; t++) {
-            const size_t mine = pass->positions[t], until = begin + CELLS < mine + 1 ? begin + CELLS : mine + 1;
-            for (size_t h = 0; h < shared; h++) {
-                const float *query = pass->mixed + (t * width + kv_head * shared + h) * dim;
-                float *to = scores + ((t - first) * shared + h) * stride;
-                for (size_t c = begin; c < until; c += 4) {
-                    const float *four[4]; /* a cell that is not there is the last once more; nobody looks at its score */
-                    for (size_t i = 0; i < 4; i++) four[i] = keys + (c + i < mine ? c + i : mine) * dim;
-                    _mm_storeu_ps(to + c, _mm_mul_ps(four_scores(query, four, dim), scaling));
-                }
-            }
-        }
-    float sums[UNIT_TOKENS * shared];
-    for (size_t t = first; t < last; t++)
-        for (size_t h = 0; h < shared; h++) {
-            const size_t q = (t - first) * shared + h;
-            sums[q] = exponentials(scores + q * stride, pass->positions[t] + 1);
-            memset(pass->narrow + (t * body->heads + kv_head * shared + h) * dim, 0, dim * sizeof(float));
-        }
-    for (size_t begin = 0; begin < end; begin += CELLS)
-        for (size_t t = first; t < last; t++) {
-            const size_t mine = pass->positions[t] + 1, until = begin + CELLS < mine ? begin + CELLS : mine;
-            for (size_t h = 0; h < shared && begin < until; h++) {
-                const float *shares = scores + ((t - first) * shared + h) * stride + begin;
-                float *y = pass->narrow + (t * body->heads + kv_head * shared + h) * dim;
-                if (dim % (REGISTERS * LANES) == 0)
-                    add_values(shares, values + begin * dim, y, until - begin, dim, REGISTERS);
-                else
-                    add_values(shares, values + begin * dim, y, until - begin, dim, 1);
-            }
-        }
-    for (size_t t = first; t < last; t++)
-        for (size_t h = 0; h < shared; h++) {
-            float *y = pass->narrow + (t * body->heads + kv_head * shared + h) * dim;
-            const float sum = sums[(t - first) * shared + h];
-            for (size_t j = 0; j < dim; j++) y[j] /= sum;
-        }
+    const size_t common = pass->positions[first] + 1, end = pass->positions[last - 1] + 1;
+    asker_t askers[count];
+    for (size_t q = 0; q < count; q++) {
+        const size_t t = first + q / shared, head = kv_head * shared + q % shared;
+        askers[q] = (asker_t){
+            .query = pass->mixed + (t * width + head) * dim,
+            .scores = pass->scores + (thread * UNIT_TOKENS * shared + q) * stride,
+            .result = pass->narrow + (t * body->heads + head) * dim,
+            .sees = pass->positions[t] + 1,
+        };
+    }
+#define MEET(call) \
+    for (size_t begin = 0; begin < met; begin += CELLS) { \
+        const size_t until = begin + CELLS < met ? begin + CELLS : met; \
+        size_t q = 0; \
+        for (; q + QUERIES <= count; q += QUERIES) call(QUERIES); \
+        if (QUERIES > 3 && q + 3 <= count) { call(3); q += 3; } \
+        for (; q < count; q++) call(1); \
+    }
+#define SCORES(some) add_scores(askers + q, some, keys, begin, until, dim, body->scaling)
+#define VALUES(some) add_values(askers + q, some, values, begin, until, dim)
+    size_t met = end;
+    MEET(SCORES)
+    for (size_t q = 0; q < count; q++) {
+        askers[q].sum = exponentials(askers[q].scores, askers[q].sees);
+        memset(askers[q].result, 0, dim * sizeof(float));
+    }
+    met = common;
+    MEET(VALUES)
+#undef VALUES
+#undef SCORES
+#undef MEET
+    for (size_t q = 0; q < count; q++) {
+        if (askers[q].sees > common) add_values(askers + q, 1, values, common, askers[q].sees, dim);
+        for (size_t j = 0; j < dim; j++) askers[q].result[j] /= askers[q].sum;
+    }
 }
 
 /* Each token sees the cells of its slot up to its own: mixed -> narrow [rows, heads * head_dim]. */

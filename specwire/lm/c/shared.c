@@ -27,7 +27,7 @@ enum {
     LINE = 64,       /* bytes of a cache line */
     BLOCK = 16,      /* outputs that are computed together, at most */
     CHUNKS = 4,      /* of a product per thread, each half as large as the one before but the last: whoever is done waits for little */
-    REGISTERS = 8,   /* of values of a cell, where a head is a multiple of so many */
+    REGISTERS = 4,   /* of values of a cell that are met together, where a head is a multiple of so many */
     PIECE = 16,      /* rows that one thread takes at a time, of what lies between the products: few are not worth sharing */
     CELLS = 16,      /* of the cache, met by all queries of a unit before the next ones */
 };
@@ -240,7 +240,7 @@ INLINE size_t chunk_begin(const product_t *p, size_t chunk) {
 }
 
 /* What becomes of the sums over all inputs, of a row and `count` outputs from some on. */
-INLINE void put(const product_t *p, size_t row, size_t output, const float *sums, size_t count) {
+INLINE void put_some(const product_t *p, size_t row, size_t output, const float *sums, const size_t count) {
     float *to = p->y + row * p->l->outputs + output, results[BLOCK];
     const float *bias = p->l->bias, *scale = p->l->scale;
     for (size_t j = 0; j < count; j++) results[j] = scale ? sums[j] * scale[output + j] : sums[j];
@@ -250,4 +250,11 @@ INLINE void put(const product_t *p, size_t row, size_t output, const float *sums
         for (size_t j = 0; j < count; j++) to[j] += results[j];
     else
         for (size_t j = 0; j < count; j++) to[j] = results[j];
+}
+
+INLINE void put(const product_t *p, size_t row, size_t output, const float *sums, size_t count) {
+    if (count == BLOCK)
+        put_some(p, row, output, sums, BLOCK); /* a number that the compiler knows */
+    else
+        put_some(p, row, output, sums, count);
 }

@@ -6,21 +6,22 @@
  */
 
 enum {
-    OUTPUTS = BLOCK,
+    OUTPUTS = 2 * BLOCK, /* of a pair of tiles */
     INPUTS = 32,   /* of a tile */
     TILE = 1024,   /* bytes */
     PARTS = 3,     /* of a number */
     TILE_ROWS = 5, /* of x; PARTS times as many of a tile */
-    TOGETHER = 4,  /* tiles of rows that meet a tile of weights; they hold their sums */
+    TOGETHER = 2,  /* tiles of rows that meet a pair of tiles of weights: four hold their sums, so that none waits for its last product */
+    NEAR = 1 << 19, /* bytes of weights that all rows meet before the next ones: they stay in the second cache, and rows need not */
     AHEAD = 16384, /* bytes from the weights that are met to those that are fetched */
 };
 
-/* All have fifteen rows of 64 bytes but 7, weights, which has sixteen. */
+/* Sums are in 0 to 3, rows in 4 and 5: fifteen lines of 64 bytes. Weights, in 6 and 7, have sixteen. */
 static const struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
-} tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {15, 15, 15, 15, 15, 15, 15, 16}};
+} tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {15, 15, 15, 15, 15, 15, 16, 16}};
 
 INLINE size_t steps_of(size_t inputs) { return (inputs + INPUTS - 1) / INPUTS; }
 
@@ -42,49 +43,60 @@ INLINE void split(const float *x, size_t inputs, void *to, size_t row) {
     }
 }
 
-/* Weights [outputs, inputs] to specwire_packed_bytes. A tile holds, for each two inputs, those of OUTPUTS: [outputs / OUTPUTS,
- * inputs / INPUTS, INPUTS / 2, OUTPUTS, 2]. */
+/* Weights [outputs, inputs] to specwire_packed_bytes. A tile holds, for each two inputs, those of BLOCK outputs: [outputs / OUTPUTS,
+ * inputs / INPUTS, OUTPUTS / BLOCK, INPUTS / 2, BLOCK, 2]. */
 void specwire_pack(const char *from, size_t outputs, size_t inputs, char *to) {
     uint16_t *weight = (uint16_t *)to;
-    for (size_t block = 0; block < outputs; block += OUTPUTS)
-        for (size_t k = 0; k < steps_of(inputs) * INPUTS; k += 2)
-            for (size_t n = block; n < block + OUTPUTS; n++)
-                for (size_t j = k; j < k + 2; j++)
-                    *weight++ = n < outputs && j < inputs ? ((const uint16_t *)from)[n * inputs + j] : 0;
+    for (size_t first = 0; first < outputs; first += OUTPUTS)
+        for (size_t k = 0; k < steps_of(inputs) * INPUTS; k += INPUTS)
+            for (size_t block = first; block < first + OUTPUTS; block += BLOCK)
+                for (size_t two = k; two < k + INPUTS; two += 2)
+                    for (size_t n = block; n < block + BLOCK; n++)
+                        for (size_t j = two; j < two + 2; j++)
+                            *weight++ = n < outputs && j < inputs ? ((const uint16_t *)from)[n * inputs + j] : 0;
 }
 
-/* `count` tiles of rows, `steps` tiles from one to the next, meet a block of weights. */
-static void meet(size_t count, const char *x, const char *w, size_t steps, float sums[TOGETHER][TILE_ROWS][OUTPUTS]) {
-    float parts[TOGETHER][TILE_ROWS * PARTS][OUTPUTS];
-#define STEP(tile) _tile_loadd(4, x + tile * steps * TILE, 64); _tile_dpbf16ps(tile, 4, 7)
-#define MEET(steps_of_rows) \
-    for (size_t k = 0; k < steps; k++, x += TILE, w += TILE) { \
-        UNROLL for (int line = 0; line < TILE; line += LINE) _mm_prefetch(w + AHEAD + line, FETCH); \
-        _tile_loadd(7, w, 64); \
-        steps_of_rows; \
-    }
+/* Sums of a tile of rows and BLOCK outputs, of which PARTS make one. */
+typedef float parts_t[TILE_ROWS * PARTS][BLOCK];
+
+/* `groups` tiles of rows, `steps` tiles from one to the next, meet OUTPUTS. `fetch`: their weights come from memory. */
+INLINE void meet(const int groups, const int fetch, const char *x, const char *w, size_t steps, parts_t parts[TOGETHER][OUTPUTS / BLOCK]) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    switch (count) {
-        case 1: MEET(STEP(0)); break;
-        case 2: MEET(STEP(0); STEP(1)); break;
-        case 3: MEET(STEP(0); STEP(1); STEP(2)); break;
-        default: MEET(STEP(0); STEP(1); STEP(2); STEP(3)); break;
-    }
-    _tile_stored(0, parts[0], 64);
-    _tile_stored(1, parts[1], 64);
-    _tile_stored(2, parts[2], 64);
-    _tile_stored(3, parts[3], 64);
-#undef MEET
-#undef STEP
-    for (size_t g = 0; g < count; g++)
-        for (size_t r = 0; r < TILE_ROWS; r++) {
-            const float(*part)[OUTPUTS] = parts[g] + r * PARTS;
-            const __m512 small = _mm512_add_ps(_mm512_loadu_ps(part[1]), _mm512_loadu_ps(part[2]));
-            _mm512_storeu_ps(sums[g][r], _mm512_add_ps(_mm512_loadu_ps(part[0]), small));
+    for (size_t k = 0; k < steps; k++, x += TILE, w += 2 * TILE) {
+        if (fetch) UNROLL for (int line = 0; line < 2 * TILE; line += LINE) _mm_prefetch(w + AHEAD + line, FETCH);
+        _tile_loadd(4, x, 64);
+        _tile_loadd(6, w, 64);
+        _tile_loadd(7, w + TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (groups > 1) {
+            _tile_loadd(5, x + steps * TILE, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
         }
+    }
+    _tile_stored(0, parts[0][0], 64);
+    _tile_stored(1, parts[0][1], 64);
+    if (groups > 1) {
+        _tile_stored(2, parts[1][0], 64);
+        _tile_stored(3, parts[1][1], 64);
+    }
+}
+
+/* Sums of the rows of a tile and BLOCK outputs, into y. */
+INLINE void put_rows(const product_t *p, const parts_t parts, size_t row, size_t output) {
+    if (output >= p->l->outputs) return;
+    const size_t count = p->l->outputs - output < BLOCK ? p->l->outputs - output : BLOCK;
+    for (size_t r = 0; r < TILE_ROWS && row + r < p->rows; r++) {
+        const float(*part)[BLOCK] = parts + r * PARTS;
+        const __m512 small = _mm512_add_ps(_mm512_loadu_ps(part[1]), _mm512_loadu_ps(part[2]));
+        float sums[BLOCK];
+        _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(part[0]), small));
+        put(p, row + r, output, sums, count);
+    }
 }
 
 static void split_rows(const void *job, size_t index, size_t thread) {
@@ -94,23 +106,32 @@ static void split_rows(const void *job, size_t index, size_t thread) {
         split(p->x + row * p->l->inputs, p->l->inputs, p->split, row);
 }
 
+/* Rows from `group` on meet blocks of weights. */
+INLINE void product(const int groups, const int fetch, const product_t *p, size_t group, size_t block, size_t end) {
+    const size_t steps = steps_of(p->l->inputs);
+    for (; block < end; block++) {
+        parts_t parts[TOGETHER][OUTPUTS / BLOCK];
+        meet(groups, fetch, (const char *)p->split + group * steps * TILE, p->l->weight + block * steps * 2 * TILE, steps, parts);
+        for (int g = 0; g < groups; g++)
+            for (int b = 0; b < OUTPUTS / BLOCK; b++)
+                put_rows(p, parts[g][b], (group + g) * TILE_ROWS, block * OUTPUTS + b * BLOCK);
+    }
+}
+
 /* Some blocks for all rows. */
 static void product_chunk(const void *job, size_t index, size_t thread) {
     const product_t *p = job;
-    const linear_t *l = p->l;
-    const size_t groups = (p->rows + TILE_ROWS - 1) / TILE_ROWS, steps = steps_of(l->inputs), end = chunk_begin(p, index + 1);
+    const size_t groups = (p->rows + TILE_ROWS - 1) / TILE_ROWS, size = steps_of(p->l->inputs) * 2 * TILE;
+    const size_t near = NEAR > size ? NEAR / size : 1, end = chunk_begin(p, index + 1);
     (void)thread;
     _tile_loadconfig(&tiles);
-    for (size_t group = 0; group < groups; group += TOGETHER) {
-        const size_t count = groups - group < TOGETHER ? groups - group : TOGETHER;
-        const char *x = (const char *)p->split + group * steps * TILE;
-        for (size_t b = chunk_begin(p, index); b < end; b++) {
-            const size_t n = b * OUTPUTS, valid = l->outputs - n < OUTPUTS ? l->outputs - n : OUTPUTS;
-            float sums[TOGETHER][TILE_ROWS][OUTPUTS];
-            meet(count, x, l->weight + b * steps * TILE, steps, sums);
-            for (size_t row = group * TILE_ROWS, r = 0; r < count * TILE_ROWS && row + r < p->rows; r++)
-                put(p, row + r, n, sums[r / TILE_ROWS][r % TILE_ROWS], valid);
-        }
+    for (size_t block = chunk_begin(p, index), until; block < end; block = until) {
+        until = block + near < end ? block + near : end;
+        for (size_t group = 0; group < groups; group += TOGETHER)
+            if (group)
+                groups - group < TOGETHER ? product(1, 0, p, group, block, until) : product(2, 0, p, group, block, until);
+            else
+                groups < TOGETHER ? product(1, 1, p, group, block, until) : product(2, 1, p, group, block, until);
     }
     _tile_release();
 }
@@ -125,5 +146,5 @@ static void linear(const linear_t *l, const float *x, float *y, size_t rows, int
 /* Asks the system for the tiles, for all threads. Returns 0 if this process may use them. */
 int specwire_prepare(void) { return (int)syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */); }
 
-size_t specwire_packed_bytes(size_t outputs, size_t inputs) { return (outputs + OUTPUTS - 1) / OUTPUTS * steps_of(inputs) * TILE; }
+size_t specwire_packed_bytes(size_t outputs, size_t inputs) { return (outputs + OUTPUTS - 1) / OUTPUTS * steps_of(inputs) * 2 * TILE; }
 size_t specwire_split_bytes(size_t rows, size_t inputs) { return (rows + TILE_ROWS - 1) / TILE_ROWS * steps_of(inputs) * TILE; }

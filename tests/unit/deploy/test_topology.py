@@ -317,6 +317,7 @@ def test_threads_that_wait_sleep() -> None:
     expected = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "20000",
+        "THP_MEM_ALLOC_ENABLE": "1",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "3",
     }

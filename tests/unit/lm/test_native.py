@@ -145,6 +145,27 @@ def test_the_same_sums_have_the_same_bits_with_any_instructions(kept: torch.dtyp
                 assert arithmetic == "tiles" or torch.equal(result, found[-1][1])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_has_the_same_bits_with_any_instructions(
+    kind: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a step, of texts that blocks of cells and of tokens do not divide."""
+    feeds = [Feed(0, 0, text(37), 5), Feed(1, 0, text(18), 18), Feed(2, 0, text(1), 1)]
+    found = []
+    for instructions in native._instructions(torch.float16):
+        monkeypatch.setattr(native, "_instructions", lambda _, only=instructions: [only])
+        native.load.cache_clear()
+        model = load_torch_model(
+            ModelConfig(model=str(checkpoint(kind)), max_context=CONTEXT, max_sessions=3, precision="float16")
+        )
+        found.append((model.forward(feeds).clone(), model.forward([Feed(0, 37, text(9), 9)])))
+    native.load.cache_clear()
+
+    for prompt, block in found:
+        assert torch.equal(prompt, found[-1][0])
+        assert torch.equal(block, found[-1][1])
+
+
 @pytest.mark.parametrize("fails", ["compiler", "system"])
 def test_what_the_system_refuses_is_done_without(
     fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -417,6 +438,24 @@ def test_not_a_number_in_one_text_is_told_and_stays_there(load: Load) -> None:
     assert torch.equal(model.forward(feeds), expected)
 
 
+@pytest.mark.parametrize("kind", ["llama", "llama_long_heads", "llama_shared_keys"])
+def test_not_a_number_is_not_seen_by_those_before_it(kind: str, load: Load) -> None:
+    """Tokens of a block attend together, and none sees the next one: not even with a share of nothing."""
+    model = load(kind, compiled=True)
+    tokens = text(10)
+    expected = [model.forward([Feed(0, 0, tokens[: 4 + rows], rows)]).clone() for rows in (1, 2, 3, 4)][-1]
+    nowhere = VOCAB - 1
+    embeddings = model._native._kept[0].embeddings  # type: ignore[union-attr]
+    with torch.inference_mode():
+        embeddings[nowhere] = torch.nan
+
+    for rows in (1, 2, 3):
+        actual = model.forward([Feed(0, 4, [*tokens[4 : 4 + rows], *[nowhere] * (4 - rows)], 4)])
+
+        assert torch.equal(actual[:rows], expected[:rows])
+        assert bool(actual[rows:].isnan().all())
+
+
 def test_scores_far_apart(load: Load) -> None:
     """Keys a thousand times as long: one cell takes all of the attention, and nothing overflows."""
     model, plain = load("llama", compiled=True), load("llama", fused=False)
@@ -539,7 +578,7 @@ def test_half_a_library_is_made_again(size: int, fresh: Path) -> None:
     ("right", "wrong"),
     [
         ("+ pass->positions[r]) * dim, x, dim", "+ (r ? pass->positions[r] - 1 : 0)) * dim, x, dim"),
-        ("mine = pass->positions[t] + 1, until", "mine = pass->positions[t], until"),
+        (".sees = pass->positions[t] + 1,", ".sees = pass->positions[t],"),
         ("low * cos[j] + high * sin[j]", "low * cos[j] - high * sin[j]"),
     ],
     ids=["another cell", "its own cell unseen", "turned the other way"],
