@@ -68,6 +68,14 @@ class KVSlots(Cache):  # type: ignore[misc]
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
         return tokens, self._positions
 
+    def begin_fixed(self, numbers: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `begin`, of one group without padding, whose numbers lie on the device already: [4, n], tokens, positions, cells and
+        slots. Nothing here looks at them, so what follows can be recorded (static_steps.py)."""
+        tokens, self._positions, self._cells, self.slots = numbers.unbind()
+        self._groups, self._paddings = (group,), {}
+        self._write_index, self._masks = {}, {}
+        return tokens, self._positions
+
     def open(self, slot: int, first: int, end: int) -> None:
         """These cells of a slot are about to be written."""
         if first == 0:

@@ -19,6 +19,7 @@ from specwire.lm.kv_slots import KVSlots, attend
 from specwire.lm.linear import linear_maker, prepare_linears
 from specwire.lm.native_layers import NativeModel
 from specwire.lm.port import Feed, ModelSpec
+from specwire.lm.static_steps import StaticSteps
 
 # What a pass costs besides its tokens, in tokens: (time of one token) / (time of one more), see linear.py for two cores.
 _OVERHEAD = {("cpu", "float32"): 32, ("cpu", "bfloat16"): 4, ("cpu", "float16"): 14, ("cpu", "int8"): 14}
@@ -40,9 +41,11 @@ class TorchModel:
         reload: Callable[[], PreTrainedModel] | None = None,
         *,
         fused: bool = True,
+        recorded_width: int = 0,
     ) -> None:
         """`strict_width`: tokens per row of every pass under `strict`; None: shapes as they come.
-        `reload`: gives the same weights again, for `score_sequence`. `fused`: see fused.py; False: transformers' own layers."""
+        `reload`: gives the same weights again, for `score_sequence`. `fused`: see fused.py; False: transformers' own layers.
+        `recorded_width`: tokens of the longest row of a step that a GPU repeats from a recording; 0: none is (static_steps.py)."""
         self.spec = spec
         self._device = torch.device(spec.device)
         self._num_slots = num_slots
@@ -79,6 +82,9 @@ class TorchModel:
         if library is not None:
             assert len(self._body.embed_tokens.weight) >= spec.vocab_size
             self._native = self._body.compiled(library, self._head, self._kv)
+        self._static: StaticSteps | None = None
+        if recorded_width and not strict and self._device.type == "cuda" and isinstance(self._body, FusedBody):
+            self._static = StaticSteps(self._body, self._kv, recorded_width)
 
     def __repr__(self) -> str:
         layers = "compiled" if self.compiled else type(self._body).__name__
@@ -122,6 +128,11 @@ class TorchModel:
                 scores.index_fill_(1, self._holes, float("-inf"))
             self._lengths.end(feeds)
             return scores
+        if self._static is not None and (shape := self._static.shape(feeds)) is not None:
+            with torch.no_grad():
+                scores = self._tokens_only(self._head(self._static.states(feeds, shape)))
+            self._lengths.end(feeds)
+            return scores
         passes = self._passes(feeds)
         num_rows = sum(feed.rows for feed in feeds)
         with torch.no_grad(), self._kv:
@@ -154,6 +165,10 @@ class TorchModel:
         scores = self._scores(tokens, positions, forward.rows)
         if forward.fixed:
             scores = scores.index_select(0, self._kv.wanted)
+        return self._tokens_only(scores)
+
+    def _tokens_only(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores as they leave: float32, of tokens alone."""
         if scores.shape[1] > self._columns:
             scores = scores[:, : self._columns]
         scores = scores.float()

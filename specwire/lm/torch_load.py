@@ -91,6 +91,7 @@ def load_torch_model(config: ModelConfig) -> TorchModel:
         strict_width=config.max_block + 1 if config.exactness == "strict" else None,
         reload=lambda: load()[0],
         fused=config.fused,
+        recorded_width=config.max_block + 1 if config.cuda_graphs else 0,
     )
     layers = f"compiled {wrapped.arithmetic}" if wrapped.compiled else "fused" if config.fused else ""
     facts = [precision, config.exactness, layers, str(vocab_size)]
