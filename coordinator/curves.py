@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from coordinator.lookup import EXPECTED
 from coordinator.measure import LARGEST_ERROR, PRIOR, Acceptance, Average, ByLoad, ErrorByLoad, StepTimes
 from coordinator.schedule import SYNCHRONOUS, Schedule, ahead_together_us, lengths, rotation_us
 from specwire.law.tasks import StepTiming
@@ -45,6 +46,11 @@ _UNMEASURED_DRAFT = 0.15
 """Draft time per token, in target steps, before anything is known."""
 
 
+def acceptances(memory: float) -> dict[Source, Acceptance]:
+    """By who guesses. Of the draft's tokens by their place in a block; of n-gram lookup's by how many tokens match before them."""
+    return {Source.DRAFT_MODEL: Acceptance(memory), Source.NGRAM: Acceptance(memory, EXPECTED)}
+
+
 class ServiceCurves:
     """What all requests of a service have learnt together."""
 
@@ -68,8 +74,8 @@ class ServiceCurves:
         self.beside = ByLoad(2.0 * _NO_CROWD - 1.0, known=True)
         """The same of any step beside which a draft works. Where that turns out to be no longer, what is seen beside drafts is as
         good as what is seen without them."""
-        self.acceptance = {s: Acceptance(_SERVICE_MEMORY) for s in (Source.DRAFT_MODEL, Source.NGRAM)}
-        self.curve: dict[Source, list[float]] = {s: [] for s in self.acceptance}
+        self.acceptance = acceptances(_SERVICE_MEMORY)
+        self.curve = {source: each.curve() for source, each in self.acceptance.items()}
         """`acceptance[s].curve()`, kept up to date."""
         self.allowance = _FIRST_ALLOWANCE
         """Plain rounds that may be lost to trials. Negative only while a trial went worse than feared."""
@@ -214,9 +220,9 @@ class ServiceCurves:
         self._guessed = self._guessed * _SERVICE_MEMORY + right
         self._hoped = self._hoped * _SERVICE_MEMORY + expected
 
-    def observe_block(self, source: Source, drafted: int, accepted: int) -> None:
-        """A block was judged."""
-        self.acceptance[source].observe(drafted, accepted)
+    def observe_block(self, source: Source, drafted: int, accepted: int, first: int = 0) -> None:
+        """A block was judged. `first`: see `acceptances`."""
+        self.acceptance[source].observe(drafted, accepted, first)
         self.curve[source] = self.acceptance[source].curve()
         if source is Source.DRAFT_MODEL:
             self._drafted = self._drafted * _SERVICE_MEMORY + drafted

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import zip_longest
 
 MAX_BLOCK = 64
 """Longest block looked at."""
 
-_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_KNOTS = (*range(1, 11), 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_SINGLE = 10
+"""So many knots are one row apart: a device that computes eight rows at a time takes a step from eight to nine."""
 _GUESSED_SLOPE = 0.1
 """Without a profile: each further row adds a tenth of the first, between a device that does not notice it and one that does."""
 _LOCAL_GAIN = 0.2
@@ -81,8 +84,8 @@ class StepTimes:
     def at(self, rows: int) -> float:
         """Time of a step with so many rows (at least 1). Past the table it goes on as steeply as the table ends."""
         us = self._us
-        if rows <= 4:
-            return us[rows - 1]  # the first knots are 1, 2, 3, 4; this is the innermost loop of a plan
+        if rows <= _SINGLE:
+            return us[rows - 1]  # this is the innermost loop of a plan
         right = bisect_right(_KNOTS, rows)
         if right == len(_KNOTS):
             right -= 1
@@ -256,12 +259,15 @@ def _with_prior(total: float, count: float) -> float:
 
 
 class Acceptance:
-    """Chance that the i-th token of a block stands, given that all before it stand. Position 0 is the first token."""
+    """Chance that the i-th token of a block stands, given that all before it stand. Position 0 is the first token, unless blocks
+    begin at positions of their own; then what is past the last one counts as the last."""
 
-    __slots__ = ("_memory", "_since", "hits", "tries")
+    __slots__ = ("_expected", "_memory", "_since", "hits", "tries")
 
-    def __init__(self, memory: float) -> None:
+    def __init__(self, memory: float, expected: Sequence[float] = ()) -> None:
+        """`expected`: of each position, before anything is seen. Absent: of each what is known of the one before it."""
         self._memory = memory
+        self._expected = expected
         """What an observation is worth one observation of that position later."""
         self._since = 0.0
         """Rounds without a block since the last one with."""
@@ -270,8 +276,8 @@ class Acceptance:
         self.hits: list[float] = []
         """Per position: of these, times it stood. At most `tries`."""
 
-    def observe(self, drafted: int, accepted: int) -> None:
-        """A block was judged. Positions after the first refusal say nothing."""
+    def observe(self, drafted: int, accepted: int, first: int = 0) -> None:
+        """A block was judged, whose first token has position `first`. Positions after the first refusal say nothing."""
         if self._since:
             # What was seen long ago weighs less, but never nothing: no evidence is no reason to expect better.
             fade = _FADE**self._since
@@ -281,19 +287,26 @@ class Acceptance:
                 self.hits[n] *= kept
             self._since = 0.0
         judged = min(drafted, accepted + 1, MAX_BLOCK)
-        while len(self.tries) < judged:
-            self.tries.append(0.0)
-            self.hits.append(0.0)
+        last = len(self._expected) - 1 if self._expected else MAX_BLOCK - 1
+        missing = min(first + judged, last + 1) - len(self.tries)
+        if missing > 0:
+            self.tries += [0.0] * missing
+            self.hits += [0.0] * missing
         for n in range(judged):
-            self.tries[n] = self.tries[n] * self._memory + 1.0
-            self.hits[n] = self.hits[n] * self._memory + (n < accepted)
+            at = min(first + n, last)
+            self.tries[at] = self.tries[at] * self._memory + 1.0
+            self.hits[at] = self.hits[at] * self._memory + (n < accepted)
 
     def idle(self, rounds: float = 1.0) -> None:
         """So many rounds went by without a block."""
         self._since += rounds
 
     def curve(self) -> list[float]:
-        """Per position ever judged, shrunk toward the position before it; the first toward PRIOR."""
+        """Shrunk toward what is expected of each position; where that is not given, per position ever judged, toward the one before
+        it, and the first toward PRIOR."""
+        if self._expected:
+            seen = zip_longest(self._expected, self.tries, self.hits, fillvalue=0.0)
+            return [(h + _NEIGHBOUR_WEIGHT * e) / (t + _NEIGHBOUR_WEIGHT) for e, t, h in seen]
         chances: list[float] = []
         expected, weight = PRIOR, _PRIOR_WEIGHT
         for tries, hits in zip(self.tries, self.hits, strict=True):

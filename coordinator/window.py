@@ -8,7 +8,7 @@ E(k) = 1 + a_1 + a_1*a_2 + ... with a_i the chance that token i stands given tha
 and r_t what the links and queues add, v the target's step by rows, b the sessions that share it. Every session is priced as
 if all did the same, since under load a row, and a draft that works beside a step, cost all of them time (curves.py). In a step that
 waits for the blocks of others a shorter one, or none, saves a row and no time of the draft (`curves.others_us`). A guess of
-n-gram lookup has no d and no r_d, and its a_1 is the trust in it: so the longer trusted guess wins.
+n-gram lookup has no d and no r_d, and its a_i are what matches of its length and longer ones are worth (lookup.py).
 
 Only past rounds and the committed text decide, never what is being drafted; so any choice is exact under `rejection` too.
 
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from math import prod
 from operator import mul
 
-from coordinator.curves import LARGEST_ALLOWANCE, ServiceCurves
-from coordinator.lookup import NgramGuess, Trust
-from coordinator.measure import MAX_BLOCK, PRIOR, Acceptance
+from coordinator.curves import LARGEST_ALLOWANCE, ServiceCurves, acceptances
+from coordinator.lookup import NgramGuess
+from coordinator.measure import MAX_BLOCK, PRIOR
 from coordinator.schedule import SYNCHRONOUS
 from specwire.law.values import Source
 from specwire.wire.stopwatch import Passage
@@ -95,7 +95,6 @@ class RequestWindow:
         "_reading",
         "_reserve",
         "_since",
-        "_trust",
         "_unread",
     )
 
@@ -103,13 +102,12 @@ class RequestWindow:
         self._curves = curves
         self._fixed = num_speculative_tokens
         self._longest = min(longest, MAX_BLOCK)
-        self._acceptance = {s: Acceptance(_REQUEST_MEMORY) for s in (Source.DRAFT_MODEL, Source.NGRAM)}
-        self._trust = Trust()
+        self._acceptance = acceptances(_REQUEST_MEMORY)
         self._current = PLAIN
         """The last choice that was not a trial."""
         self._since = {Source.NONE: 0, Source.DRAFT_MODEL: 0, Source.NGRAM: 0}
         """Rounds since each was last used."""
-        self._match = 0
+        self._match = 1
         """Length of match of the guess that was planned last."""
         self._rate = 0.0
         """Tokens per microsecond of the best choice at the last plan; 0: a fixed block length."""
@@ -124,14 +122,14 @@ class RequestWindow:
 
     def __repr__(self) -> str:
         current = f"{self._current.source.value} {self._current.num_tokens}"
-        return f"RequestWindow(fixed={self._fixed}, current={current}, {self._trust!r})"
+        return f"RequestWindow(fixed={self._fixed}, current={current})"
 
     def plan(self, room: Room) -> Plan:
         """The next round. Call once per round."""
         self._curves.sessions = room.sessions
         self._curves.allowance += self._reserve  # a trial that was planned and never carried out
         self._reserve = 0.0
-        self._match = room.guess.match_length if room.guess is not None else 0
+        self._match = room.guess.match_length if room.guess is not None else 1
         if self._fixed is not None:
             return self._plan_fixed(room, self._fixed)
         self._rate, best = self.best(room)
@@ -183,10 +181,9 @@ class RequestWindow:
             self._since[known] += 1
         self._since[source] = 0
         if source is not Source.NONE and drafted > 0:
-            self._acceptance[source].observe(drafted, accepted)
-            curves.observe_block(source, drafted, accepted)
-            if source is Source.NGRAM:
-                self._trust.observe(self._match, accepted)
+            place = self._place(source)
+            self._acceptance[source].observe(drafted, accepted, place)
+            curves.observe_block(source, drafted, accepted, place)
         for other, acceptance in self._acceptance.items():
             if other is not source:
                 acceptance.idle()
@@ -263,6 +260,10 @@ class RequestWindow:
                 rate, plan = this, Plan(source, limit)
         return plan
 
+    def _place(self, source: Source) -> int:
+        """Position of a block's first token: see `acceptances`."""
+        return self._match - 1 if source is Source.NGRAM else 0
+
     def _chances(self, source: Source, limit: int) -> list[float]:
         """a_1 ... a_limit: the request's own, shrunk toward the service's curve moved to the request's level."""
         base = self._curves.curve[source]
@@ -275,13 +276,13 @@ class RequestWindow:
             lift = 1.0 - level
         else:
             level, lift = (stood + weight) / (hoped + weight), 0.0
-        moved = [lift + level * a for a in base[:limit]]
-        chances = [(h + weight * a) / (t + weight) for h, t, a in zip(hits, tries, moved, strict=False)]
+        first = self._place(source)
+        moved = [lift + level * a for a in base[first : first + limit]]
+        chances = [(h + weight * a) / (t + weight) for h, t, a in zip(hits[first:], tries[first:], moved, strict=False)]
         chances += moved[len(chances) :]
-        if len(chances) < limit:  # never judged by anyone: like the last that was
-            chances += [lift + level * (base[-1] if base else PRIOR)] * (limit - len(chances))
-        if source is Source.NGRAM:
-            chances[0] = self._trust.of(self._match)
+        if len(chances) < limit:  # like the last that anything is known of
+            last = chances[-1] if chances else lift + level * (base[-1] if base else PRIOR)
+            chances += [last] * (limit - len(chances))
         return chances
 
     def _trial(self, room: Room, best: Plan) -> Plan | None:

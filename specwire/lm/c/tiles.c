@@ -1,27 +1,28 @@
 /* Products with AMX, of weights in bfloat16 and inputs in float32.
  *
- * A number of 24 bits is the sum of three of eight: each row of x becomes three of bfloat16, products with them are exact, and what the
- * three give is added. So five rows of x fill a tile of fifteen, which meets a tile of weights in as many cycles: any few rows cost what
- * reading the weights costs.
+ * A number of sixteen bits is the sum of two of eight: each row of x becomes two of bfloat16, products with them are exact, and what the
+ * two give is added in float32. So eight rows of x fill a tile of sixteen, which meets a tile of weights in as many cycles: any few rows
+ * cost what reading the weights costs. The last eight of a float32's 24 bits are rounded off; bfloat16 arithmetic keeps eight of all, and
+ * with a third part five rows would fill a tile.
  */
 
 enum {
     OUTPUTS = 2 * BLOCK, /* of a pair of tiles */
     INPUTS = 32,   /* of a tile */
     TILE = 1024,   /* bytes */
-    PARTS = 3,     /* of a number */
-    TILE_ROWS = 5, /* of x; PARTS times as many of a tile */
+    PARTS = 2,     /* of a number */
+    TILE_ROWS = 8, /* of x; PARTS times as many of a tile */
     TOGETHER = 2,  /* tiles of rows that meet a pair of tiles of weights: four hold their sums, so that none waits for its last product */
     NEAR = 1 << 19, /* bytes of weights that all rows meet before the next ones: they stay in the second cache, and rows need not */
     AHEAD = 16384, /* bytes from the weights that are met to those that are fetched */
 };
 
-/* Sums are in 0 to 3, rows in 4 and 5: fifteen lines of 64 bytes. Weights, in 6 and 7, have sixteen. */
+/* Sums are in 0 to 3, rows in 4 and 5, weights in 6 and 7: sixteen lines of 64 bytes each. */
 static const struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
-} tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {15, 15, 15, 15, 15, 15, 16, 16}};
+} tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
 INLINE size_t steps_of(size_t inputs) { return (inputs + INPUTS - 1) / INPUTS; }
 
@@ -91,10 +92,8 @@ INLINE void put_rows(const product_t *p, const parts_t parts, size_t row, size_t
     if (output >= p->l->outputs) return;
     const size_t count = p->l->outputs - output < BLOCK ? p->l->outputs - output : BLOCK;
     for (size_t r = 0; r < TILE_ROWS && row + r < p->rows; r++) {
-        const float(*part)[BLOCK] = parts + r * PARTS;
-        const __m512 small = _mm512_add_ps(_mm512_loadu_ps(part[1]), _mm512_loadu_ps(part[2]));
         float sums[BLOCK];
-        _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(part[0]), small));
+        _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(parts[r * PARTS]), _mm512_loadu_ps(parts[r * PARTS + 1])));
         put(p, row + r, output, sums, count);
     }
 }

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.lookup import NgramGuess, NgramLookup, Trust
+from coordinator.lookup import EXPECTED, NgramGuess, NgramLookup
 
 
 def test_longest_match_wins() -> None:
@@ -33,7 +33,7 @@ def test_a_guess_goes_on_past_the_end_of_the_text() -> None:
     """A text of period 3 is guessed to go on with period 3."""
     lookup = NgramLookup([7, 8, 9] * 3)
 
-    assert NgramGuess((7, 8, 9, 7, 8, 9, 7, 8), 4) == lookup.propose(8)
+    assert NgramGuess((7, 8, 9, 7, 8, 9, 7, 8), 6) == lookup.propose(8)
 
 
 def test_nothing_is_guessed_where_nothing_fits() -> None:
@@ -64,17 +64,23 @@ def test_growing_is_the_same_as_starting_over() -> None:
     assert len(grown) == 300
 
 
-def test_trust_starts_modest_and_follows_the_evidence() -> None:
-    """Longer matches are trusted more; a dozen rounds turn trust either way."""
-    trust = Trust()
-    fresh = [trust.of(n) for n in (2, 3, 4)]
+@pytest.mark.parametrize(("same", "expected"), [(4, 4), (5, 5), (9, 9), (16, 16), (40, 16)])
+def test_a_match_is_as_long_as_it_is(same: int, expected: int) -> None:
+    """Past the tokens that are looked up, as far as lengths are told apart."""
+    run = list(range(100, 100 + same))
 
-    assert fresh == sorted(fresh)
-    for _ in range(12):
-        trust.observe(3, accepted=0)
-        trust.observe(4, accepted=5)
-    assert trust.of(3) < 0.15
-    assert trust.of(4) > 0.9
-    for _ in range(12):
-        trust.observe(3, accepted=1)
-    assert trust.of(3) > 0.55
+    found = NgramLookup([1, *run, 50, 2, *run]).propose(1)
+
+    assert NgramGuess((50,), expected) == found
+    assert expected <= len(EXPECTED)
+
+
+def test_a_match_begins_within_the_text() -> None:
+    """Nothing stands before the first token."""
+    assert NgramGuess((9,), 5) == NgramLookup([1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 5]).propose(1)
+
+
+def test_longer_matches_are_expected_to_be_better() -> None:
+    """And none is certain."""
+    assert sorted(set(EXPECTED)) == list(EXPECTED)
+    assert 0.0 < EXPECTED[0] < EXPECTED[-1] < 1.0

@@ -125,6 +125,28 @@ def test_curve_shrinks_toward_the_position_before() -> None:
     assert acceptance.curve()[1] < 0.1
 
 
+def test_blocks_may_begin_at_positions_of_their_own() -> None:
+    """What is past the last position counts as the last; nothing is lost of those before the first block's."""
+    acceptance = Acceptance(1.0, expected=(0.2, 0.4, 0.6, 0.8))
+    acceptance.observe(3, 3, first=1)
+    acceptance.observe(6, 2, first=2)
+
+    assert acceptance.tries == [0.0, 1.0, 2.0, 3.0]
+    assert acceptance.hits == [0.0, 1.0, 2.0, 2.0]
+
+
+def test_what_is_expected_holds_until_something_is_seen() -> None:
+    """Of each position by itself."""
+    acceptance = Acceptance(1.0, expected=(0.2, 0.4, 0.6))
+    assert [0.2, 0.4, 0.6] == acceptance.curve()
+    for _ in range(100):
+        acceptance.observe(1, 0, first=1)
+
+    low, seen, high = acceptance.curve()
+    assert (0.2, 0.6) == (low, high)
+    assert 0.02 < seen < 0.05
+
+
 def test_old_evidence_fades_but_never_to_nothing() -> None:
     """After a long pause a few rounds can change the picture; without any, the picture stays."""
     acceptance = Acceptance(memory=0.995)

@@ -140,6 +140,26 @@ def test_distrusted_guess_gives_way_to_the_draft() -> None:
     assert window.plan(room(ngram=guess(match=2))).source is DRAFT
 
 
+def test_a_guess_gets_better_with_every_token_that_stands() -> None:
+    """Its third token is worth what the first one is of a match that is two longer, to service and request alike."""
+    curves = ServiceCurves()
+    window = curves.request(None, 16)
+
+    def chances(match: int) -> list[float]:
+        window.plan(room(ngram=guess(match=match)))
+        return window._chances(NGRAM, 8)
+
+    assert chances(2)[2:] == pytest.approx(chances(4)[:6])
+    assert chances(4)[0] > chances(2)[0] + 0.1
+    for _ in range(20):
+        window.plan(room(ngram=guess(match=4)))
+        window.observe(NGRAM, 8, 1, None, way(50_000, 1_000))
+    assert chances(4)[:2] == pytest.approx(chances(2)[2:4])
+    assert chances(4)[0] > 0.75
+    assert chances(4)[1] < 0.4
+    assert curves.request(None, 16)._chances(NGRAM, 8)[0] == pytest.approx(curves.curve[NGRAM][0])
+
+
 def test_same_rounds_same_choices() -> None:
     """No clock and no chance: a replay repeats itself."""
     first, second = Replay(World(), seed=6), Replay(World(), seed=6)
@@ -326,7 +346,7 @@ def test_repr_tells_the_story() -> None:
     window = RequestWindow(taught(DRAFT, 8, 8), None, 8)
     window.plan(room())
 
-    assert repr(window) == "RequestWindow(fixed=None, current=draft_model 8, Trust({}))"
+    assert repr(window) == "RequestWindow(fixed=None, current=draft_model 8)"
 
 
 def contended(beside: bool) -> ServiceCurves:

@@ -81,6 +81,11 @@ def one_by_one(model: TorchModel, tokens: list[int], slot: int = 0) -> torch.Ten
 
 
 @functools.cache
+def rounding(library: native.Library) -> float:
+    """Of a product: tiles take the first sixteen bits of an input."""
+    return 3e-5 if library.arithmetic == "tiles" else 1e-5
+
+
 def layer(
     outputs: int, inputs: int, biased: bool, stored: torch.dtype
 ) -> tuple[NativeLinear, torch.Tensor, torch.Tensor | None]:
@@ -115,7 +120,7 @@ def test_a_product_is_that_of_float64_and_of_each_row_alone(
     actual = linear(x)
 
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-5 * inputs**0.5)
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=rounding(linear._library) * inputs**0.5)
     assert torch.equal(actual, torch.cat([linear(x[r : r + 1]) for r in range(rows)]))
 
 
@@ -141,7 +146,7 @@ def test_the_same_sums_have_the_same_bits_with_any_instructions(kept: torch.dtyp
             found = [(each.arithmetic, NativeLinear(each, weight, bias)(x)) for each in libraries]
 
             for arithmetic, result in found:
-                torch.testing.assert_close(result, found[-1][1], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(result, found[-1][1], rtol=1e-4, atol=3e-5 * inputs**0.5)
                 assert arithmetic == "tiles" or torch.equal(result, found[-1][1])
 
 
@@ -282,14 +287,15 @@ def test_layers_are_those_of_transformers(kind: str, precision: str, load: Load)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_is_that_of_the_weights(kind: str, load: Load) -> None:
-    """Arithmetic is float32, as transformers does it in one pass over the same weights."""
+    """Arithmetic is float32, or nearly: what transformers does with the same weights in float32."""
     model = load(kind, compiled=True, precision="bfloat16")
     assert model.compiled
     expected = model.score_sequence(text(), torch.float32)
 
     actual = model.forward([Feed(0, 0, text(), CONTEXT)])
 
-    assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
+    bound = 1e-4 if model.arithmetic == "tiles" else 1e-5
+    assert (actual - expected).abs().max() < bound * expected.abs().max()
     assert (load(kind, precision="float32").forward([Feed(0, 0, text(), CONTEXT)]) - expected).abs().max() > 1e-3
 
 
