@@ -40,6 +40,10 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
+ROLES = ("system", "user", "assistant", "tool", "developer")
+"""Who can speak. Which of them a model knows its template says; others are slips of the pen, which most templates let pass."""
+
+
 class ChatTemplate:
     """A compiled chat template."""
 
@@ -70,8 +74,8 @@ class ChatTemplate:
         if not messages:
             raise InvalidArgument("chat.messages", [], "at least one message")
         for index, message in enumerate(messages):
-            if not message.get("role"):
-                raise InvalidArgument(f"chat.messages[{index}].role", message.get("role"), "system, user or assistant")
+            if (role := message.get("role")) not in ROLES:
+                raise InvalidArgument(f"chat.messages[{index}].role", role, f"one of {', '.join(ROLES)}")
         try:
             return self._template.render(
                 messages=[dict(m) for m in messages],

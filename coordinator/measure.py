@@ -13,7 +13,7 @@ from itertools import zip_longest
 MAX_BLOCK = 64
 """Longest block looked at."""
 
-_KNOTS = (*range(1, 11), 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_KNOTS: tuple[int, ...] = (*range(1, 11), 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _SINGLE = 10
 """So many knots are one row apart: a device that computes eight rows at a time takes a step from eight to nine."""
 _GUESSED_SLOPE = 0.1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+import numpy as np
+
 from coordinator.clock import RequestClock
 from coordinator.config import CoordinatorConfig
 from coordinator.session import RequestSpec
@@ -135,12 +137,17 @@ def sampling_in_force(request: pb.GenerateRequest, target: WorkerInfo) -> Sampli
     not turn sampling off."""
     default = target.default_sampling or SamplingSpec()
     top_k = request.top_k if request.HasField("top_k") else default.top_k
-    return SamplingSpec(
-        temperature=request.temperature if request.HasField("temperature") else default.temperature,
-        top_k=min(top_k, MAX_U32),
-        top_p=request.top_p if request.HasField("top_p") else default.top_p,
-        min_p=request.min_p if request.HasField("min_p") else default.min_p,
-    )
+    try:
+        return SamplingSpec(
+            temperature=request.temperature if request.HasField("temperature") else default.temperature,
+            top_k=min(top_k, MAX_U32),
+            top_p=request.top_p if request.HasField("top_p") else default.top_p,
+            min_p=request.min_p if request.HasField("min_p") else default.min_p,
+        )
+    except InvalidArgument as error:
+        if isinstance(error.value, float):  # as it was given, before it had 32 bits
+            raise InvalidArgument(error.field, float(str(np.float32(error.value))), error.limit) from None
+        raise
 
 
 def _speculation(message: pb.Speculation, config: CoordinatorConfig) -> tuple[int | None, int, str]:

@@ -13,8 +13,10 @@ EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 3, 4, 130
 INTERRUPTED = "specwire: interrupted"
 try:
     import contextlib
+    import math
     import os
     import signal
+    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
     from typing import Annotated, Any, NoReturn, TypeVar
@@ -46,6 +48,40 @@ app.add_typer(models_app, name="models")
 
 N = TypeVar("N", int, float)
 
+
+def _number(option: str, least: float = -math.inf, most: float = math.inf) -> Callable[[Any], float]:
+    """What an option takes, said in our words: those of the library leave out what was given."""
+
+    def parse(given: Any) -> float:
+        return _within(option, given, float, least, most, "a number")
+
+    return parse
+
+
+def _whole(option: str, least: int, most: float = math.inf) -> Callable[[Any], int]:
+    """As `_number`."""
+
+    def parse(given: Any) -> int:
+        return _within(option, given, int, least, most, "a whole number")
+
+    return parse
+
+
+def _within(option: str, given: Any, kind: type[N], least: float, most: float, what: str) -> N:
+    from specwire.law.errors import InvalidArgument
+
+    shown = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (least, most))
+    bounds = [f"at {name} {bound}" for name, bound in zip(("least", "most"), shown, strict=True) if "inf" not in bound]
+    limit = f"{what} of {' and '.join(bounds)}" if bounds else what
+    try:
+        found = kind(given)
+    except ValueError:
+        raise InvalidArgument(option, given, limit) from None
+    if not least <= found <= most:
+        raise InvalidArgument(option, given, limit)
+    return found
+
+
 Address = Annotated[
     str | None,
     typer.Option(help="host:port of the service. Default: SPECWIRE_ADDRESS, then what `specwire up` started."),
@@ -55,23 +91,26 @@ Address = Annotated[
 @app.command(epilog="Example:  specwire up            # the demo pair\n\nExample:  specwire up my.yaml --no-ray")
 def up(
     topology: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(help="YAML file, or a shipped one by name: default, plain, table, synthetic, two_gpus."),
     ] = None,
     no_ray: Annotated[bool, typer.Option("--no-ray", help="Plain processes on this machine instead of Ray.")] = False,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait until it serves.")] = 180.0,
+    timeout: Annotated[
+        float,
+        typer.Option(parser=_number("--timeout", 1.0, 86400.0), metavar="SECONDS", help="Until it serves, at most."),
+    ] = 180.0,
 ) -> None:
     """Start coordinator, target and draft, and wait until they serve. They outlive this shell; stop them with `down`."""
     from deploy import lifecycle, render
     from deploy import topology as topologies
     from specwire.law.errors import InvalidArgument
 
-    if topology is not None and not str(topology).strip("."):
-        raise InvalidArgument("TOPOLOGY", "", "a YAML file or the name of a shipped one")
-    plan = topologies.load(topology)
+    if topology is not None and not topology.strip("."):
+        raise InvalidArgument("TOPOLOGY", topology, "a YAML file or the name of a shipped one")
+    plan = topologies.load(None if topology is None else Path(topology))
     console = render.console(stderr=True)
     with console.status("starting") as status:
-        running, stats = lifecycle.up(plan, str(topology or "default"), not no_ray, timeout, status.update)
+        running, stats = lifecycle.up(plan, topology or "default", not no_ray, timeout, status.update)
     console.print(render.workers(stats.workers))
     question = '"Why is the sky blue?"' if plan.target.model != topologies.TABLE else "1,2,3 --ids --max-tokens 8"
     console.print(f"Ready at {running.endpoint}. Ask it: specwire generate {question}")
@@ -80,7 +119,10 @@ def up(
 @app.command(epilog="Example:  specwire down --grace 30")
 def down(
     grace: Annotated[
-        float, typer.Option(min=0.0, max=3600.0, help="Seconds that running requests may take to end.")
+        float,
+        typer.Option(
+            parser=_number("--grace", 0.0, 3600.0), metavar="SECONDS", help="That running requests may take to end."
+        ),
     ] = 10.0,
 ) -> None:
     """Stop what `up` started, by force if need be."""
@@ -126,17 +168,40 @@ def generate(
     law: Annotated[str | None, typer.Option(help="How blocks are judged: shared_noise or rejection.")] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens to generate. What the context has no room for is left out, and told."),
+        typer.Option(
+            parser=_whole("--max-tokens", 1, 2**32 - 1),
+            metavar="N",
+            help="Most tokens to generate. What the context has no room for is left out, and told.",
+        ),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's own.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Only the best so many tokens; 0: no limit.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(parser=_number("--temperature"), metavar="X", help="0 is greedy. Default: the model's own."),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(parser=_whole("--top-k", 0), metavar="N", help="Only the best so many tokens; 0: no limit."),
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Only the best tokens that reach this probability together.")
+        float | None,
+        typer.Option(
+            parser=_number("--top-p"), metavar="X", help="Only the best tokens that reach this probability together."
+        ),
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Only tokens with this share of the best one's probability.")
+        float | None,
+        typer.Option(
+            parser=_number("--min-p"), metavar="X", help="Only tokens with this share of the best one's probability."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answer. Default: chosen, and told.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            parser=_whole("--seed", 0, 2**64 - 1),
+            metavar="N",
+            help="Same seed, same answer. Default: chosen, and told.",
+        ),
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")] = False,
     raw: Annotated[
@@ -149,7 +214,10 @@ def generate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     show_rounds: Annotated[bool, typer.Option("--show-rounds", help="Then a table of rounds and of time.")] = False,
-    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds the whole request may take.")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(parser=_number("--timeout", 0.001), metavar="SECONDS", help="That the whole request may take."),
+    ] = None,
     address: Address = None,
 ) -> None:
     """Ask, and see the answer as it comes. A summary follows on stderr. Ctrl-C cancels the request at the service too."""
@@ -200,9 +268,17 @@ def bench(
     ] = "",
     method: Annotated[str, typer.Option(help="Where guesses come from: auto, draft_model or ngram.")] = "auto",
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="For all requests. Default: the workload's own.")
+        int | None,
+        typer.Option(
+            parser=_whole("--max-tokens", 1, 2**32 - 1),
+            metavar="N",
+            help="For all requests. Default: the workload's own.",
+        ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Passes of each variant at each load, in turns.")] = 5,
+    repeats: Annotated[
+        int,
+        typer.Option(parser=_whole("--repeats", 1), metavar="N", help="Passes of each variant at each load, in turns."),
+    ] = 5,
     compare: Annotated[
         str | None, typer.Option(help="hf: also transformers' generate and assisted generation, one request at a time.")
     ] = None,
@@ -243,7 +319,9 @@ def _numbers(option: str, text: str, kind: type[N]) -> list[N]:
 def logs(
     role: Annotated[str | None, typer.Argument(help="coordinator, target-0, draft-0 ... Default: all.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="So many last lines of each.")] = 40,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", parser=_whole("--lines", 1), metavar="N", help="So many last lines of each.")
+    ] = 40,
 ) -> None:
     """Show what the services wrote."""
     from deploy import show

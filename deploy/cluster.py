@@ -61,8 +61,8 @@ def up(
         log.unlink()
     running = Running("ray", str(configs["coordinator"]["bind"]), source, workers, time.time())
     say("starting Ray")
-    running = ray_head.find(folder, topology.ray, running, NAMESPACE, timeout_s)
     try:
+        running = ray_head.find(folder, topology.ray, running, NAMESPACE, timeout_s)
         folder.write(running)
         say("connecting to Ray")
         connect(folder, running, min(CONNECT_S, left()))
@@ -72,7 +72,9 @@ def up(
         folder.clear()
         raise
     except BaseException:
-        down(folder, running, grace_s=1.0)
+        noted = running if running.ray is not None else folder.read()
+        if noted is not None:  # else no Ray was found, or the one that was begun is stopped
+            down(folder, noted, grace_s=1.0)
         raise
     try:
         say("placing the actors")
@@ -247,8 +249,7 @@ def down(folder: StateFolder, running: Running, grace_s: float) -> list[str]:
             if not running.ray.started:
                 raise
     if running.ray.started:
-        for head in running.processes:
-            ray_head.stop(head, Path(running.ray.folder))
+        ray_head.stop(Path(running.ray.folder))
     folder.clear()
     return stopped
 

@@ -104,7 +104,7 @@ def first_failure(folder: StateFolder) -> str | None:
     running = folder.read()
     for process in running.processes if running is not None else ():
         if process.exit:
-            said = ready.tail(folder.log(process.name)) or "(it wrote nothing)"
+            said = ready.last_words(folder.log(process.name)) or "(it wrote nothing)"
             return f"{process.name} {process.exit} while starting. It said:\n{said}"
     return None
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,42 +80,54 @@ def find(folder: StateFolder, settings: RaySettings, running: Running, namespace
     if address != "local":
         return replace(running, ray=RayState(address, namespace, started=False))
     ready.check_port(running.endpoint)
-    head = start(folder, settings.object_store_mb, timeout_s)
+
+    def note(files: Path) -> None:
+        folder.write(replace(running, ray=RayState("", namespace, started=True, folder=str(files))))
+
+    try:
+        head = start(folder, settings.object_store_mb, timeout_s, note)
+    except BaseException:
+        folder.clear()
+        raise
     state = RayState(head.address, namespace, started=True, folder=str(head.folder))
     return replace(running, ray=state, processes=(head.process,))
 
 
-def start(folder: StateFolder, object_store_mb: int, timeout_s: float) -> Head:
+def start(
+    folder: StateFolder, object_store_mb: int, timeout_s: float, note: Callable[[Path], None] = lambda _: None
+) -> Head:
     """Starts a head and waits until it runs. Raises StartError with its last words.
 
-    Ray gives its own parts 30 seconds to start, which a busy machine may exceed: so it is tried again while there is time."""
+    `note`: told of its files before anything runs that has them, so that whoever comes after us finds what we leave behind,
+    however we end. Ray gives its own parts 30 seconds to start, which a busy machine may exceed: so it is tried again while there
+    is time."""
     give_up = time.monotonic() + timeout_s
     token = folder.path / TOKEN
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
     while True:
         try:
-            return _try(folder, object_store_mb, give_up)
+            return _try(folder, object_store_mb, give_up, note)
         except StartError as error:
             if RAY_WAS_SLOW not in str(error) or time.monotonic() > give_up:
                 raise
 
 
-def _try(folder: StateFolder, object_store_mb: int, give_up: float) -> Head:
+def _try(folder: StateFolder, object_store_mb: int, give_up: float, note: Callable[[Path], None]) -> Head:
     base = tempfile.gettempdir()
     files = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base if len(base) < LONGEST_TMP else "/tmp"))
+    try:
+        note(files)
+        return _run(folder, files, object_store_mb, give_up)
+    except BaseException:
+        stop(files)
+        raise
+
+
+def _run(folder: StateFolder, files: Path, object_store_mb: int, give_up: float) -> Head:
     told = files / "address"
-    command = (
-        sys.executable,
-        "-P",
-        "-m",
-        "deploy.actor",
-        str(files),
-        str(told),
-        HOST,
-        str(cores()),
-        str(object_store_mb),
-    )
+    numbers = (str(cores()), str(object_store_mb))
+    command = (sys.executable, "-P", "-m", "deploy.actor", str(files), str(told), HOST, *numbers)
     with folder.log("ray").open("wb") as log:
         started = subprocess.Popen(
             command,
@@ -126,18 +138,13 @@ def _try(folder: StateFolder, object_store_mb: int, give_up: float) -> Head:
             env={**_without_ray(os.environ), **environment(folder), **processes.import_path(), MARK: str(files)},
             start_new_session=True,
         )
-    process = Process.of("ray", started.pid)
-    try:
-        while not told.exists():
-            if started.poll() is not None:
-                raise StartError(f"Ray {how(started.returncode)} while starting:\n{ready.tail(folder.log('ray'))}")
-            if time.monotonic() > give_up:
-                raise StartError(f"Ray did not start in time:\n{ready.tail(folder.log('ray'))}")
-            time.sleep(0.05)
-    except BaseException:
-        stop(process, files)
-        raise
-    return Head(told.read_text(), files, process)
+    while not told.exists():
+        if started.poll() is not None:
+            raise StartError(f"Ray {how(started.returncode)} while starting:\n{ready.tail(folder.log('ray'))}")
+        if time.monotonic() > give_up:
+            raise StartError(f"Ray did not start in time:\n{ready.tail(folder.log('ray'))}")
+        time.sleep(0.05)
+    return Head(told.read_text(), files, Process.of("ray", started.pid))
 
 
 def _without_ray(environment: Mapping[str, str]) -> dict[str, str]:
@@ -159,16 +166,17 @@ def listens(address: str) -> bool:
 
 
 def reachable(state: RayState) -> bool:
-    """False when it is certain that no Ray is there."""
+    """False when it is certain that no Ray is there: nobody listens, or it never said where."""
+    if not state.address:
+        return False
     plain = ":" in state.address and "//" not in state.address
     return not plain or listens(state.address)
 
 
-def stop(head: Process, files: Path, grace_s: float = 3.0) -> None:
-    """Ends the head, all that it started and all that these started, and removes their files."""
-    found = head.find()
+def stop(files: Path, grace_s: float = 3.0) -> None:
+    """Ends the head with these files, all that it started and all that these started, and removes the files."""
     # Parts whose holder died first are nobody's children any more.
-    roots = [each for each in psutil.process_iter() if each == found or _belongs(each, files)]
+    roots = [each for each in psutil.process_iter() if _belongs(each, files)]
     family = {each.pid: each for root in roots for each in [root, *_children(root)]}
     living = []
     for each in family.values():

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_EVERY_S = 0.25
+CANNOT_START = " cannot start: "
+"""In the one line that a service prints before it gives up; what comes before it are its settings."""
 TAIL_LINES = 12
 
 
@@ -137,6 +139,13 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
+
+
+def last_words(path: Path) -> str:
+    """Why a service could not start: the line in which it says so, or else the end of its log."""
+    text = tail(path)
+    said = [line for line in text.splitlines() if CANNOT_START in line]
+    return said[-1] if said else text
 
 
 def unavailable(endpoint: str) -> Unavailable:

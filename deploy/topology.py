@@ -107,7 +107,7 @@ class WorkerRole(Placed):
     """auto: the fastest that the device has instructions for and that leaves the model as it is. int8 (CPU) changes it."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Compute threads on a CPU; 0: as the library decides."""
-    max_context: Annotated[int, Field(ge=1)] | None = None
+    max_context: Annotated[int, Field(ge=2)] | None = None
     max_sessions: Annotated[int, Field(ge=1, le=65536)] | None = None
     max_block: Annotated[int, Field(ge=0, le=4096)] | None = None
     exactness: Literal["fast", "strict"] = "fast"

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
+import math
 import os
 import queue
 import secrets
@@ -104,8 +106,8 @@ def make_request(
     messages: Sequence[Mapping[str, str]] | None = None,
     prompt_ids: Sequence[int] | None = None,
     max_tokens: int | None = None,
-    stop: str | Sequence[str] = (),
-    stop_token_ids: Sequence[int] = (),
+    stop: str | Sequence[str] | None = (),
+    stop_token_ids: Sequence[int] | None = (),
     ignore_eos: bool = False,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -132,10 +134,10 @@ def make_request(
     if law not in _LAWS:
         raise InvalidArgument("law", law, "shared_noise or rejection")
     request = pb.GenerateRequest(
-        ignore_eos=ignore_eos,
-        return_rounds=return_rounds,
+        ignore_eos=_flag("ignore_eos", ignore_eos),
+        return_rounds=_flag("return_rounds", return_rounds),
         request_id=_text("request_id", request_id),
-        private_prompt=private_prompt,
+        private_prompt=_flag("private_prompt", private_prompt),
     )
     if prompt is not None:
         request.prompt = _text("prompt", prompt)
@@ -144,8 +146,8 @@ def make_request(
     else:
         _extend("prompt_ids", request.prompt_ids.ids, prompt_ids or ())
         request.prompt_ids.SetInParent()
-    request.stop.extend(_text("stop", text) for text in ([stop] if isinstance(stop, str) else stop))
-    _extend("stop_token_ids", request.stop_token_ids, stop_token_ids)
+    request.stop.extend(_text("stop", text) for text in ([stop] if isinstance(stop, str) else _list("stop", stop)))
+    _extend("stop_token_ids", request.stop_token_ids, stop_token_ids or ())
     for name, value in (
         ("max_tokens", max_tokens),
         ("temperature", temperature),
@@ -165,6 +167,27 @@ def make_request(
     if law is not None:
         request.speculation.law = _LAWS[law]
     return request
+
+
+_FIELDS = frozenset(inspect.signature(make_request).parameters)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument(name, value, "True or False")
+    return value
+
+
+def _list(name: str, value: Sequence[str] | None) -> Sequence[str]:
+    if value is not None and (not isinstance(value, Iterable) or isinstance(value, bytes)):
+        raise InvalidArgument(name, value, "text, or a list of texts")
+    return value or ()
+
+
+def _seconds(name: str, value: object, least: float, most: float, limit: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise InvalidArgument(name, value, limit)
+    return value
 
 
 def _text(name: str, value: object) -> str:
@@ -202,15 +225,19 @@ def _extend(name: str, field: Any, ids: Iterable[int]) -> None:
 
 
 def _set(message: Any, name: str, value: object) -> None:
+    kind = message.DESCRIPTOR.fields_by_name[name].cpp_type
     try:
+        if kind == FieldDescriptor.CPPTYPE_FLOAT and LARGEST_FLOAT < abs(value) < math.inf:  # type: ignore[arg-type]
+            raise InvalidArgument(name, value, f"a number of at most {LARGEST_FLOAT:g}")  # it would become infinite
         setattr(message, name, value)
     except (ValueError, TypeError) as error:
-        kind = message.DESCRIPTOR.fields_by_name[name].cpp_type
         bits = {FieldDescriptor.CPPTYPE_UINT32: 32, FieldDescriptor.CPPTYPE_UINT64: 64}.get(kind)
         limit = "a number" if bits is None else f"a whole number in [0, {2**bits - 1}]"
         raise InvalidArgument(name, value, limit) from error
 
 
+LARGEST_FLOAT = 3.4028234e38
+"""Of 32 bits."""
 LONGEST_TIMEOUT_S = 1e8
 """Three years: what lies beyond is no deadline, and too long for gRPC's clocks."""
 
@@ -221,9 +248,9 @@ class Client:
     def __init__(self, address: str | None = None, *, retry_for_s: float = 60.0) -> None:
         """`address`: host:port; default SPECWIRE_ADDRESS or 127.0.0.1:8470. `retry_for_s`: how long a lost coordinator is
         waited for; 0 turns repeating off."""
-        self.address = address or os.environ.get("SPECWIRE_ADDRESS") or DEFAULT_ADDRESS
+        self.address = _text("address", address or os.environ.get("SPECWIRE_ADDRESS") or DEFAULT_ADDRESS)
         rpc.split_address(self.address)
-        self.retry_for_s = retry_for_s
+        self.retry_for_s = _seconds("retry_for_s", retry_for_s, 0.0, math.inf, "seconds, 0 or more")
         self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Client:
@@ -249,9 +276,15 @@ class Client:
         """Yields Started, any number of Tokens, Final. Fields: see `make_request`. `timeout` in seconds, for the whole request.
 
         Raises CallerFault (bad input), NoRoom (with a retry hint), TooLate, Unavailable, OurFault."""
-        request = make_request(**fields)
-        if timeout is not None and not timeout <= LONGEST_TIMEOUT_S:
-            raise InvalidArgument("timeout", timeout, f"at most {LONGEST_TIMEOUT_S:.0f} seconds, or None")
+        try:
+            request = make_request(**fields)
+        except TypeError:
+            if unknown := sorted(fields.keys() - _FIELDS):
+                raise InvalidArgument("fields", unknown[0], f"of {', '.join(sorted(_FIELDS))}") from None
+            raise
+        if timeout is not None:
+            most = LONGEST_TIMEOUT_S
+            timeout = _seconds("timeout", timeout, -math.inf, most, f"at most {most:.0f} seconds, or None")
         if not request.HasField("seed"):
             request.seed = secrets.randbits(64)  # ours, so that a repeat gives the same answer
         give_up = None if timeout is None else time.monotonic() + timeout
@@ -308,15 +341,18 @@ class Client:
     async def tokenize(self, text: str | None = None, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
         """Ids of a text, or of a conversation put through the chat template."""
         request = pb.TokenizeRequest()
+        if (text is None) == (messages is None):
+            raise InvalidArgument("input", [text, messages], "exactly one of text, messages")
         if messages is not None:
             request.chat.CopyFrom(_chat(messages))
         else:
-            request.text = _text("text", text or "")
+            request.text = _text("text", text)
         return list((await self._unary("Tokenize", request, 30.0)).ids)
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of ids."""
-        request = pb.DetokenizeRequest(ids=ids, skip_special_tokens=skip_special_tokens)
+        request = pb.DetokenizeRequest(skip_special_tokens=_flag("skip_special_tokens", skip_special_tokens))
+        _extend("ids", request.ids, ids)
         return str((await self._unary("Detokenize", request, 30.0)).text)
 
 

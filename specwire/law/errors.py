@@ -16,6 +16,8 @@ One place, `specwire.wire.rpc`, maps these to gRPC status codes and back. Any ot
 
 from __future__ import annotations
 
+import re
+
 
 class SpecwireError(Exception):
     """Base of all errors raised on purpose."""
@@ -36,6 +38,19 @@ class InvalidArgument(CallerFault):
         self.field = field
         self.value = value
         self.limit = limit
+
+    @classmethod
+    def told(cls, text: str) -> InvalidArgument | None:
+        """One that another process told of, from its words; `value` is as it was shown. None: these are other words."""
+        found = _REFUSAL.fullmatch(text)
+        if found is None:
+            return None
+        error = cls(*found.groups())
+        error.args = (text,)
+        return error
+
+
+_REFUSAL = re.compile(r"(\S+): got (.*?), must be (.*)", re.DOTALL)
 
 
 class VersionMismatch(CallerFault):

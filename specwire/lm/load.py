@@ -37,7 +37,7 @@ class ModelConfig(BaseModel):
     one token in float32 on any CPU; in bfloat16 arithmetic without instructions for it, as much as its tokens one by one. On a CPU
     float16 is a precision of the weights, and arithmetic is float32; so is bfloat16 where the layers are compiled. int8, on a CPU,
     is that too, and it changes the model (int8.py)."""
-    max_context: int | None = Field(default=None, ge=1)
+    max_context: int | None = Field(default=None, ge=2)
     """Longest sequence, block included; default and upper limit: the model's own."""
     max_sessions: int = Field(default=8, ge=1, le=65536)
     """Cache slots. Memory: slots x context x (bytes of keys and values per token)."""

@@ -86,7 +86,7 @@ def split_address(address: str, field: str = "address") -> tuple[str, int]:
     """`host:port` or `[v6]:port` to its parts. Raises InvalidArgument."""
     host, separator, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
+    if not separator or not host or "/" in host or not port.isdigit() or int(port) > 65535:
         raise InvalidArgument(field, address, "host:port with a port in [0, 65535]")
     return host, int(port)
 
@@ -171,7 +171,7 @@ def error_of(call: grpc.RpcError) -> SpecwireError:
     code, text = call.code(), call.details() or ""
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return CallerFault(text)
+            return InvalidArgument.told(text) or CallerFault(text)
         case grpc.StatusCode.FAILED_PRECONDITION:
             return VersionMismatch(text)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

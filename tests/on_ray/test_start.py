@@ -173,5 +173,5 @@ def test_a_ray_that_runs_is_joined_and_left_running(fresh: Service, tmp_path: Pa
         assert [spans] * 3 == [{key: found.get(key) for key in spans} for found in environs]
         assert (True, None) == (head.process.alive, fresh.folder.read())
     finally:
-        ray_head.stop(head.process, head.folder)
+        ray_head.stop(head.folder)
     assert not head.process.alive

@@ -240,7 +240,8 @@ def test_no_stop_string_is_none(server: Server, ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (InvalidArgument("top_p", 0, "in (0, 1]"), CallerFault),
+        (InvalidArgument("top_p", 0, "in (0, 1]"), InvalidArgument),
+        (CallerFault("not so"), CallerFault),
         (VersionMismatch("1 and 2"), VersionMismatch),
         (NoRoom("full", 2.5), NoRoom),
         (TooLate("over"), TooLate),
@@ -746,6 +747,11 @@ def test_auto_is_asked_for_by_name() -> None:
         ({"prompt": "a", "temperature": "hot"}, "temperature"),
         ({"prompt": "a", "num_speculative_tokens": -1}, "num_speculative_tokens"),
         ({"prompt": "a", "num_speculative_tokens": "atuo"}, "num_speculative_tokens"),
+        ({"prompt": "a", "stop": 5}, "stop"),
+        ({"prompt": "a", "ignore_eos": "no"}, "ignore_eos"),
+        ({"prompt": "a", "private_prompt": 1}, "private_prompt"),
+        ({"prompt": "a", "temperature": 1e39}, "temperature"),
+        ({"prompt": "a", "top_p": -1e300}, "top_p"),
     ],
 )
 def test_what_the_wire_cannot_hold_is_named(fields: dict[str, Any], field: str) -> None:
@@ -754,6 +760,65 @@ def test_what_the_wire_cannot_hold_is_named(fields: dict[str, Any], field: str) 
         make_request(**fields)
 
     assert field == caught.value.field
+
+
+def test_nothing_given_is_nothing_asked() -> None:
+    """None is the same as left out, in every field that may be."""
+    optional = (
+        "max_tokens",
+        "stop",
+        "stop_token_ids",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "method",
+        "law",
+    )
+
+    assert make_request(prompt="a") == make_request(prompt="a", **dict.fromkeys(optional))
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: Client(5), "address"),  # type: ignore[arg-type]
+        (lambda: Client("http://127.0.0.1:8470"), "address"),
+        (lambda: Client(retry_for_s="x"), "retry_for_s"),  # type: ignore[arg-type]
+        (lambda: Client(retry_for_s=-1.0), "retry_for_s"),
+        (lambda: Client(retry_for_s=float("nan")), "retry_for_s"),
+        (lambda: SyncClient(retry_for_s=None), "retry_for_s"),  # type: ignore[arg-type]
+        (lambda: asked(prompt="a", timeout="1"), "timeout"),
+        (lambda: asked(prompt="a", timeout=True), "timeout"),
+        (lambda: asked(prompt="a", tempreature=1.0), "fields"),
+        (lambda: asked(tempreature=1.0), "fields"),
+        (lambda: called(lambda client: client.tokenize()), "input"),
+        (lambda: called(lambda client: client.tokenize("a", [])), "input"),
+        (lambda: called(lambda client: client.detokenize([-1])), "ids"),
+        (lambda: called(lambda client: client.detokenize("ab")), "ids"),
+        (lambda: called(lambda client: client.detokenize([1.5])), "ids"),
+        (lambda: called(lambda client: client.detokenize([1], "no")), "skip_special_tokens"),
+    ],
+)
+def test_a_slip_of_the_pen_is_an_error_of_ours(call: Callable[[], object], field: str) -> None:
+    """Named by its field, before anything is sent."""
+    with pytest.raises(InvalidArgument) as caught:
+        call()
+
+    assert field == caught.value.field
+
+
+def asked(**fields: Any) -> None:
+    """A request to nobody."""
+    with SyncClient("127.0.0.1:1", retry_for_s=0.0) as client:
+        list(client.generate(**fields))
+
+
+def called(call: Callable[[SyncClient], object]) -> None:
+    """The same for anything else."""
+    with SyncClient("127.0.0.1:1", retry_for_s=0.0) as client:
+        call(client)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,15 @@ def test_a_conversation_needs_messages_with_roles() -> None:
         template.render([*USER, {"role": "", "content": "x"}])
 
 
+@pytest.mark.parametrize("role", ["wizard", "SYSTEM", "user ", "assistent"])
+def test_a_role_that_nobody_has_is_refused(role: str) -> None:
+    """Most templates would put it into the prompt, and the model would answer something else."""
+    with pytest.raises(
+        InvalidArgument, match=r"messages\[0\]\.role: got .*, must be one of system, user, assistant, tool"
+    ):
+        ChatTemplate("x", {}).render([{"role": role, "content": "x"}])
+
+
 def test_model_without_template_refuses_conversations() -> None:
     """The error says what to use instead."""
     with pytest.raises(InvalidArgument, match="no chat template; use prompt"):

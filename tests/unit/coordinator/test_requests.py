@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.clock import RequestClock
 from coordinator.config import CoordinatorConfig
-from coordinator.requests import LONG_TEXT, MAX_REQUEST_ID, check_request, encode_chat, encode_text
+from coordinator.requests import LONG_TEXT, MAX_REQUEST_ID, check_request, encode_chat, encode_text, sampling_in_force
 from coordinator.session import RequestSpec
 from coordinator.stops import MAX_STOPS
 from coordinator.text import Tokenizer
@@ -297,3 +297,13 @@ def test_laws(law: types_pb2.Law.ValueType, expected: Law) -> None:
     """Unspecified is the service's."""
 
     assert expected is check(asked(speculation=pb.Speculation(law=law)), law="rejection").law
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [({"top_p": 1.1}, "1.1"), ({"min_p": -0.1}, "-0.1"), ({"temperature": 100.5}, "100.5")],
+)
+def test_a_refused_number_is_shown_as_it_was_given(fields: dict[str, float], shown: str) -> None:
+    """Not as the number of 32 bits that it became on its way."""
+    with pytest.raises(InvalidArgument, match=rf"got {shown}, must be"):
+        sampling_in_force(pb.GenerateRequest(prompt="a", **fields), TARGET)

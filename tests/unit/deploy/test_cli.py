@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -650,3 +652,47 @@ def test_whoever_reads_may_go(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert run("version")[0] == 0
     monkeypatch.setattr(cli, "app", lambda: sys.exit(1))
     assert run("version")[0] == cli.EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("generate", "x", "--max-tokens", "0"),
+            "--max-tokens: got '0', must be a whole number of at least 1 and at most 4294967295",
+        ),
+        (
+            ("generate", "x", "--seed", "abc"),
+            "--seed: got 'abc', must be a whole number of at least 0 and at most 18446744073709551615",
+        ),
+        (("generate", "x", "--temperature", "nan"), "--temperature: got 'nan', must be a number"),
+        (("generate", "x", "--timeout", "0"), "--timeout: got '0', must be a number of at least 0.001"),
+        (("down", "--grace", "1e9"), "--grace: got '1e9', must be a number of at least 0 and at most 3600"),
+        (("up", "--timeout", "soon"), "--timeout: got 'soon', must be a number of at least 1 and at most 86400"),
+        (("bench", "--repeats", "1.5"), "--repeats: got '1.5', must be a whole number of at least 1"),
+        (("logs", "-n", "0"), "--lines: got '0', must be a whole number of at least 1"),
+        (("up", "."), "TOPOLOGY: got '.', must be a YAML file or the name of a shipped one"),
+    ],
+)
+def test_a_wrong_number_is_one_line(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    """Option, value and limit, in the words of all other refusals."""
+    assert (2, "", f"specwire: {said}\n") == run(*arguments)
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_full_disk_is_that_of_the_state(
+    run: Run, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a failed write does not say, and standard output is not."""
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(state.StateFolder, "read", full)
+
+    status, _, err = run(command)
+
+    assert (2, f"specwire: {tmp_path}: No space left on device; SPECWIRE_STATE says where") == (
+        status,
+        err[: err.index(" the state")],
+    )

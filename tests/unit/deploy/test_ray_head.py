@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from deploy import ray_head, ready, topology
+from deploy import lifecycle, ray_head, ready, topology
 from deploy.ray_head import Head
 from deploy.ready import StartError
 from deploy.state import Process, RayState, Running, StateFolder
@@ -29,6 +31,71 @@ def found(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, ray_address
     monkeypatch.setattr(ray_head, "start", lambda *arguments: HEAD)
     plan = topology.parse({"target": {"model": "table"}, "ray": settings})
     return ray_head.find(StateFolder(Path("/state")), plan.ray, RUNNING, "specwire", 1.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StateFolder:
+    """Where `up` works."""
+    made = StateFolder(tmp_path / "state")
+    made.prepare()
+    return made
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Every head that was begun; each is a process that only sleeps, and the caller is interrupted as it begins."""
+    popen, made = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def interrupted(command: object, **settings: Any) -> None:
+        made.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **settings))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_head.subprocess, "Popen", interrupted)
+    yield made
+    for each in made:
+        each.kill()
+        each.wait()
+
+
+def test_nothing_is_left_of_a_start_that_is_interrupted(
+    folder: StateFolder, begun: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At the moment at which the head begins: neither a process nor a file nor a word."""
+    monkeypatch.setattr(ray_head.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(ray_head, "LONGEST_TMP", 1000)
+    with pytest.raises(KeyboardInterrupt):
+        ray_head.find(folder, topology.parse({"target": {"model": "table"}}).ray, RUNNING, "specwire", 1.0)
+
+    assert ([False], None, []) == (
+        [psutil.pid_exists(each.pid) for each in begun],
+        folder.read(),
+        list(tmp_path.glob(f"{ray_head.PREFIX}*")),
+    )
+
+
+def test_what_a_killed_start_left_is_found(
+    folder: StateFolder, begun: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is killed cleans nothing up; so the files are on record before the head begins, and `down` ends what has them."""
+    monkeypatch.setattr(ray_head, "stop", lambda files: None)
+    monkeypatch.setattr(StateFolder, "clear", lambda self: None)
+    with pytest.raises(KeyboardInterrupt):
+        ray_head.find(folder, topology.parse({"target": {"model": "table"}}).ray, RUNNING, "specwire", 1.0)
+    monkeypatch.undo()
+    monkeypatch.setenv("SPECWIRE_STATE", str(folder.path))
+
+    running = folder.read()
+    assert running is not None
+    assert running.ray is not None
+    assert ("", True, ()) == (running.ray.address, running.ray.started, running.processes)
+    assert begun[0].poll() is None
+    lifecycle.down(1.0)
+
+    assert (False, None, False) == (
+        psutil.pid_exists(begun[0].pid),
+        folder.read(),
+        Path(running.ray.folder).exists(),
+    )
 
 
 def test_by_default_a_ray_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +198,7 @@ def test_parts_whose_holder_was_killed_are_found_and_ended(tmp_path: Path) -> No
     other = subprocess.Popen(sleeper, env={**os.environ, ray_head.MARK: str(tmp_path / "other")})
     while not all(psutil.Process(each.pid).cmdline() == sleeper for each in (part, other)):  # not yet what they will be
         time.sleep(0.001)
-    ray_head.stop(Process("ray", 2**22 + 7, "then"), files, 0.5)
+    ray_head.stop(files, 0.5)
     ended = (part.poll() is not None, other.poll() is not None, files.exists())
     other.kill()
     other.wait()

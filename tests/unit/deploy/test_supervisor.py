@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import processes
+from deploy import processes, ready
 from deploy.state import Process, Running, StateError, StateFolder
 from deploy.supervisor import HEALTHY_AFTER_S, LONGEST_DELAY_S, Backoff, Service, Supervisor, how
 
@@ -135,6 +135,15 @@ def test_a_failure_while_starting_is_told_with_the_last_words(
     after = str(processes.first_failure(folder))
 
     assert (None, True) == (before, after.startswith("s-0 exited with code 2 while starting. It said:\nno such model"))
+
+
+def test_a_service_that_says_why_it_cannot_start_is_quoted_with_that_alone(folder: StateFolder) -> None:
+    """Its settings, which it shows first, are in its log."""
+    log = folder.log("target-0")
+    log.write_text("linger: true\nmodel:\n  device: cuda\nspecwire: target_service cannot start: device: got 'cuda'\n")
+    assert "specwire: target_service cannot start: device: got 'cuda'" == ready.last_words(log)
+    log.write_text("linger: true\nSegmentation fault\n")
+    assert "linger: true\nSegmentation fault" == ready.last_words(log)
 
 
 def test_down_ends_what_the_file_names_without_a_supervisor(

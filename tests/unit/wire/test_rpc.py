@@ -177,6 +177,17 @@ def test_there_and_back(error: SpecwireError) -> None:
     assert getattr(error, "retry_after_s", None) == getattr(back, "retry_after_s", None)
 
 
+@pytest.mark.parametrize("value", [1.5, "x", "a\nb, must be c", [1, 2], None])
+def test_a_refusal_names_field_and_limit_on_this_side_too(value: object) -> None:
+    """As if the check had been made here; the value is as it was shown."""
+    error = InvalidArgument("chat.messages[0].role", value, "one of a, b (not c)")
+    back = rpc.error_of(failed_call(*rpc.status_of(error)))
+
+    assert isinstance(back, InvalidArgument)
+    assert str(error) == str(back)
+    assert (error.field, error.limit) == (back.field, back.limit) or "must be" in str(value)
+
+
 @pytest.mark.parametrize("trailing", [{}, {"retry_after_ms": "soon"}])
 def test_a_missing_hint_is_a_second(trailing: dict[str, str]) -> None:
     """gRPC's own refusals bring none, and what a proxy writes there is not ours."""
