@@ -16,7 +16,7 @@ further one. A step of the same model on two cores with AMX, weights in bfloat16
 | | 1 | 3 | 5 | 9 | 33 | 400 of a prompt |
 | --- | --- | --- | --- | --- | --- | --- |
 | torch | 34 | 36 | 38 | 41 | 54 | 180 |
-| `NativeLinear`, tiles | 12 | 13 | 13 | 16 | 38 | 340 |
+| `NativeLinear`, tiles | 12 | 12 | 13 | 16 | 35 | 190 |
 """
 
 from __future__ import annotations
