@@ -10,6 +10,7 @@ import sys
 from coordinator.config import CoordinatorConfig
 from coordinator.serve import serve
 from specwire.law.errors import SpecwireError
+from specwire.process import keep_what_is_there
 from specwire.settings import LOG_FORMAT, read_config, show_config
 
 
@@ -18,9 +19,12 @@ async def _main(config: CoordinatorConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve(
-        config, stop, lambda address: print(f"specwire: coordinator {config.name} ready at {address}", flush=True)
-    )
+
+    def ready(address: str) -> None:
+        keep_what_is_there()
+        print(f"specwire: coordinator {config.name} ready at {address}", flush=True)
+
+    await serve(config, stop, ready)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -267,8 +267,8 @@ class Acceptance:
     def __init__(self, memory: float, expected: Sequence[float] = ()) -> None:
         """`expected`: of each position, before anything is seen. Absent: of each what is known of the one before it."""
         self._memory = memory
-        self._expected = expected
         """What an observation is worth one observation of that position later."""
+        self._expected = expected
         self._since = 0.0
         """Rounds without a block since the last one with."""
         self.tries: list[float] = []
@@ -293,9 +293,13 @@ class Acceptance:
             self.tries += [0.0] * missing
             self.hits += [0.0] * missing
         for n in range(judged):
-            at = min(first + n, last)
+            at, stands = first + n, float(n < accepted)
+            if at >= last:  # all that is past it is one observation: a long block says no more than others
+                at, stands = last, max(0, min(accepted, judged) - n) / (judged - n)
             self.tries[at] = self.tries[at] * self._memory + 1.0
-            self.hits[at] = self.hits[at] * self._memory + (n < accepted)
+            self.hits[at] = self.hits[at] * self._memory + stands
+            if at == last:
+                break
 
     def idle(self, rounds: float = 1.0) -> None:
         """So many rounds went by without a block."""

@@ -13,7 +13,6 @@ from coordinator.pairing import Pairing
 from coordinator.servicer import FLEET, INFERENCE, FleetServicer, InferenceServicer, watch_health
 from coordinator.text import Tokenizer
 from coordinator.watching import Watching
-from specwire.process import keep_what_is_there
 from specwire.v1 import fleet_pb2_grpc, inference_pb2_grpc
 from specwire.wire import rpc
 
@@ -41,7 +40,6 @@ async def serve(config: CoordinatorConfig, stop: asyncio.Event, on_ready: Callab
     driver.start()
     watcher = asyncio.create_task(watch_health(driver, health, names), name="health")
     try:
-        keep_what_is_there()
         on_ready(f"{host}:{port}")
         await stop.wait()
         log.info("draining %d requests", len(driver.sessions))

@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from specwire.process import keep_what_is_there
+
 PATIENCE_S = 120.0
 
 
@@ -37,6 +39,7 @@ class Hosted:
                 time.sleep(1.0)
                 os._exit(1)
             raise
+        keep_what_is_there()
 
     def address(self) -> str:
         """host:port."""

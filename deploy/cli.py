@@ -162,10 +162,16 @@ def generate(
     ],
     plain: Annotated[bool, typer.Option("--plain", help="Without speculation; the same as 0 tokens.")] = False,
     num_speculative_tokens: Annotated[
-        str | None, typer.Option(help="Block length, or `auto`. Default: the server's setting.", metavar="N|auto")
+        str | None,
+        typer.Option(
+            help="Block length, up to the server's limit, or `auto`. Default: the server's setting.", metavar="N|auto"
+        ),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Where guesses come from: auto, draft_model or ngram.")] = None,
-    law: Annotated[str | None, typer.Option(help="How blocks are judged: shared_noise or rejection.")] = None,
+    law: Annotated[
+        str | None,
+        typer.Option(help="How blocks are judged: shared_noise (plain decoding's very tokens) or rejection."),
+    ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(

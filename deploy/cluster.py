@@ -100,6 +100,8 @@ def connect(folder: StateFolder, running: Running, timeout_s: float) -> Any:
     logging.getLogger("ray").setLevel(logging.ERROR)
     if not ray.is_initialized():
         address = running.ray.address
+        if not address:
+            raise StartError("the start of this Ray was cut short; first: specwire down")
         if not ray_head.reachable(running.ray):
             raise StartError(f"Ray at {address} cannot be used: nobody listens there")
         ready.within(

@@ -81,26 +81,25 @@ def find(folder: StateFolder, settings: RaySettings, running: Running, namespace
         return replace(running, ray=RayState(address, namespace, started=False))
     ready.check_port(running.endpoint)
 
-    def note(files: Path) -> None:
-        folder.write(replace(running, ray=RayState("", namespace, started=True, folder=str(files))))
+    def note(files: Path | None) -> None:
+        if files is None:
+            folder.clear()
+        else:
+            folder.write(replace(running, ray=RayState("", namespace, started=True, folder=str(files))))
 
-    try:
-        head = start(folder, settings.object_store_mb, timeout_s, note)
-    except BaseException:
-        folder.clear()
-        raise
+    head = start(folder, settings.object_store_mb, timeout_s, note)
     state = RayState(head.address, namespace, started=True, folder=str(head.folder))
     return replace(running, ray=state, processes=(head.process,))
 
 
 def start(
-    folder: StateFolder, object_store_mb: int, timeout_s: float, note: Callable[[Path], None] = lambda _: None
+    folder: StateFolder, object_store_mb: int, timeout_s: float, note: Callable[[Path | None], None] = lambda _: None
 ) -> Head:
     """Starts a head and waits until it runs. Raises StartError with its last words.
 
     `note`: told of its files before anything runs that has them, so that whoever comes after us finds what we leave behind,
-    however we end. Ray gives its own parts 30 seconds to start, which a busy machine may exceed: so it is tried again while there
-    is time."""
+    however we end; and of None once all that is gone. Ray gives its own parts 30 seconds to start, which a busy machine may exceed:
+    so it is tried again while there is time."""
     give_up = time.monotonic() + timeout_s
     token = folder.path / TOKEN
     token.touch(mode=0o600)
@@ -113,7 +112,7 @@ def start(
                 raise
 
 
-def _try(folder: StateFolder, object_store_mb: int, give_up: float, note: Callable[[Path], None]) -> Head:
+def _try(folder: StateFolder, object_store_mb: int, give_up: float, note: Callable[[Path | None], None]) -> Head:
     base = tempfile.gettempdir()
     files = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base if len(base) < LONGEST_TMP else "/tmp"))
     try:
@@ -121,6 +120,7 @@ def _try(folder: StateFolder, object_store_mb: int, give_up: float, note: Callab
         return _run(folder, files, object_store_mb, give_up)
     except BaseException:
         stop(files)
+        note(None)
         raise
 
 
@@ -175,6 +175,8 @@ def reachable(state: RayState) -> bool:
 
 def stop(files: Path, grace_s: float = 3.0) -> None:
     """Ends the head with these files, all that it started and all that these started, and removes the files."""
+    if not files.name.startswith(PREFIX):  # no folder of ours: what is looked for is in many a command
+        raise ValueError(f"{files} is not the folder of a Ray of ours")
     # Parts whose holder died first are nobody's children any more.
     roots = [each for each in psutil.process_iter() if _belongs(each, files)]
     family = {each.pid: each for root in roots for each in [root, *_children(root)]}
@@ -184,8 +186,7 @@ def stop(files: Path, grace_s: float = 3.0) -> None:
             if each.is_running():
                 living.append(Process.of("ray", each.pid))
     processes.end(living, grace_s)
-    if files.name.startswith(PREFIX):
-        shutil.rmtree(files, ignore_errors=True)
+    shutil.rmtree(files, ignore_errors=True)
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

@@ -274,7 +274,8 @@ def plan(feeds: Sequence[Feed], capacity: int, overhead: int) -> list[Rectangle]
 
 
 def plan_fixed(feeds: Sequence[Feed], capacity: int, num_slots: int, width: int) -> list[Rectangle]:
-    """The same work in rectangles of one shape, [num_slots, width], where row i is always slot i: for `exactness: strict`."""
+    """The same work in rectangles of one shape, [num_slots, width], where row i is always slot i: for `exactness: strict`, whose
+    `num_slots` are all there are, and for recorded steps (static_steps.py), which take the first of them."""
     rectangles = []
     todo = _pieces(feeds)
     while todo:

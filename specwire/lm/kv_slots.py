@@ -40,6 +40,9 @@ class KVSlots(Cache):  # type: ignore[misc]
         """Where keys and values are halves of one storage."""
         self._ever_written = [0] * num_slots  # cells of a slot that may hold something
         self._arange = torch.arange(capacity, device=device)
+        self.keep_numbers = False
+        """What is not a number is not kept. A row that makes one is told of by its scores in any case; whoever reads cells behind a
+        row's own, hidden by a mask, would find it there after that row was refused."""
 
     def __repr__(self) -> str:
         return (
@@ -128,6 +131,8 @@ class KVSlots(Cache):  # type: ignore[misc]
         both = self._both.get(layer)
         if both is None:
             both = self._allocate_both(layer, states)
+        if self.keep_numbers:
+            states = states.nan_to_num()
         self._put(both, states)
         return self._keys[layer], self._values[layer]
 

@@ -35,8 +35,8 @@ class ModelConfig(BaseModel):
     precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "float32"
     """auto: the fastest that the device has instructions for (`torch_load.fastest_precision`). A block costs little more than
     one token in float32 on any CPU; in bfloat16 arithmetic without instructions for it, as much as its tokens one by one. On a CPU
-    float16 is a precision of the weights, and arithmetic is float32; so is bfloat16 where the layers are compiled. int8, on a CPU,
-    is that too, and it changes the model (int8.py)."""
+    float16 is a precision of the weights, and arithmetic is float32; so is bfloat16 where the layers are compiled (with AMX, on the
+    first 16 bits). int8, on a CPU, is that too, and it changes the model (int8.py)."""
     max_context: int | None = Field(default=None, ge=2)
     """Longest sequence, block included; default and upper limit: the model's own."""
     max_sessions: int = Field(default=8, ge=1, le=65536)

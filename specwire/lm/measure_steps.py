@@ -1,4 +1,6 @@
-"""How long steps take on a device, of random models of several sizes: transformers' own, our layers kernel by kernel, and recorded.
+"""How long steps take on a device, of random models of several sizes, in three ways.
+
+transformers' own layers; ours, kernel by kernel; and ours in fixed shapes, which a GPU repeats from recordings.
 
     python -m specwire.lm.measure_steps                       # a GPU; under eight minutes
     python -m specwire.lm.measure_steps --device cpu --sizes tiny
@@ -35,7 +37,7 @@ SIZES: dict[str, dict[str, int]] = {
     "3B": {"hidden": 3072, "inner": 8192, "layers": 28, "heads": 24, "kv_heads": 8, "vocab": 128256},
     "8B": {"hidden": 4096, "inner": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 128256},
 }
-OWN, KERNELS, RECORDED = "transformers", "our layers", "recorded"
+OWN, KERNELS, RECORDED = "transformers", "our layers", "fixed shapes"
 ROWS = (1, 5, 9)
 WIDEST = max(ROWS)
 EXACT_UP_TO = 2e9
@@ -177,6 +179,8 @@ class _Ours:
         if recorded and device.type != "cuda":  # the same code without a recording
             self._model._native = None
             self._model._static = StaticSteps(self._model._body, self._model._kv, WIDEST)
+            with torch.no_grad():
+                self._model._static.record()
         self._context = len(prompts[0])
         self._model.forward([Feed(slot, 0, tokens, 0) for slot, tokens in enumerate(prompts)])
 

@@ -100,7 +100,7 @@ class Library:
 
     kept: torch.dtype
     arithmetic: str
-    """How products are summed: `c/sums.c` or `c/tiles.c`. Of libraries that agree in this and in what is kept, rows agree to the
+    """How products are summed: `c/sums.c` or `c/halves.c`. Of libraries that agree in this and in what is kept, rows agree to the
     last bit, whatever the CPU."""
     packed_bytes: Callable[[int, int], int]
     """Of weights, by outputs and inputs."""
@@ -170,7 +170,7 @@ def _instructions(kept: torch.dtype) -> list[tuple[str, tuple[str, ...]]]:
     if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         found.insert(0, ("sums", _WIDE))
         if kept is torch.bfloat16 and {"amx_tile", "amx_bf16", "avx512_bf16"} <= set(_cpuinfo().split()):
-            found.insert(0, ("tiles", _TILES))
+            found.insert(0, ("halves", _TILES))
     return found
 
 

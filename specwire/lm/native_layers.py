@@ -1,4 +1,4 @@
-"""A model that runs on compiled layers (native.py): on a CPU, any weights, arithmetic in float32, a step as one call.
+"""A model that runs on compiled layers (native.py): on a CPU, any weights, float32 in and out, a step as one call.
 
 Law. A row's result is the same to the last bit whatever other rows there are, whatever the number of threads, and however its
 text was cut into passes. C checks nothing: shapes and types are checked here, and what an address was given of is kept alive.
@@ -26,7 +26,7 @@ _LINE = 16
 
 
 class NativeLinear(nn.Module):
-    """A frozen linear layer, arithmetic in float32, [..., inputs] -> [..., outputs]."""
+    """A frozen linear layer, float32 in and out, [..., inputs] -> [..., outputs]. How exact products are: c/sums.c, c/halves.c."""
 
     def __init__(self, library: native.Library, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """`weight` [outputs, inputs], inputs a multiple of `LANES`, and `bias` [outputs], both float32 on the CPU. Weights are kept

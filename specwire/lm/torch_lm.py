@@ -85,6 +85,8 @@ class TorchModel:
         self._static: StaticSteps | None = None
         if recorded_width and not strict and self._device.type == "cuda" and isinstance(self._body, FusedBody):
             self._static = StaticSteps(self._body, self._kv, recorded_width)
+            with torch.no_grad():
+                self._static.record()
 
     def __repr__(self) -> str:
         layers = "compiled" if self.compiled else type(self._body).__name__
@@ -128,11 +130,13 @@ class TorchModel:
                 scores.index_fill_(1, self._holes, float("-inf"))
             self._lengths.end(feeds)
             return scores
-        if self._static is not None and (shape := self._static.shape(feeds)) is not None:
+        if self._static is not None:
             with torch.no_grad():
-                scores = self._tokens_only(self._head(self._static.states(feeds, shape)))
-            self._lengths.end(feeds)
-            return scores
+                states = self._static.states(feeds)
+                if states is not None:
+                    scores = self._tokens_only(self._head(states))
+                    self._lengths.end(feeds)
+                    return scores
         passes = self._passes(feeds)
         num_rows = sum(feed.rows for feed in feeds)
         with torch.no_grad(), self._kv:

@@ -115,7 +115,7 @@ def _name(model: str) -> str:
 def _load(
     config: ModelConfig, checkpoint: files.Checkpoint, hf_config: Any, device: torch.device, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, npt.NDArray[np.int64] | None]:
-    """The model as it is to run. In bfloat16 arithmetic is float32 too where the layers are compiled."""
+    """The model as it is to run. In bfloat16 numbers are float32 too where the layers are compiled."""
     model, columns = load_weights(config.model, checkpoint, hf_config, device, dtype)
     if dtype is torch.bfloat16 and device.type == "cpu" and config.fused and compiled_library(model, dtype) is not None:
         model = model.float()

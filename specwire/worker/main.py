@@ -40,7 +40,6 @@ async def serve(
         return
     try:
         starting.result()
-        keep_what_is_there()
         on_ready(server)
         await stopping
     finally:
@@ -102,6 +101,7 @@ async def _until_signal(role: Role, config: WorkerConfig) -> None:
         loop.add_signal_handler(number, stop.set)
 
     def ready(server: WorkerServer) -> None:
+        keep_what_is_there()
         metrics = f", metrics at port {server.metrics_port}" if server.metrics_port is not None else ""
         print(f"specwire: {role.name} {config.name} ready at {server.address}{metrics}", flush=True)
 

@@ -1,5 +1,6 @@
 /* The layers of Llama and its relatives on a CPU with AVX2, AVX-512 or AMX: weights in int8, float16, bfloat16 or float32, arithmetic in
- * float32, few rows. See native_layers.py. Three files make one library: this one, sums.c or tiles.c, and layers.c.
+ * float32 (with AMX the inputs of products have sixteen bits), few rows. See native_layers.py. Three files make one library: this one,
+ * sums.c or halves.c, and layers.c.
  *
  * Law. What a row becomes depends on its own text alone, to the last bit: not on how many rows there are, nor on how many
  * threads, nor on how its text was cut into passes. Every sum is taken in one order: products with weights in eight partial sums

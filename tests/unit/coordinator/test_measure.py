@@ -126,13 +126,14 @@ def test_curve_shrinks_toward_the_position_before() -> None:
 
 
 def test_blocks_may_begin_at_positions_of_their_own() -> None:
-    """What is past the last position counts as the last; nothing is lost of those before the first block's."""
+    """What is past the last position counts as the last, and once for each block; nothing is known of those before the first."""
     acceptance = Acceptance(1.0, expected=(0.2, 0.4, 0.6, 0.8))
     acceptance.observe(3, 3, first=1)
     acceptance.observe(6, 2, first=2)
+    acceptance.observe(5, 4, first=9)
 
     assert acceptance.tries == [0.0, 1.0, 2.0, 3.0]
-    assert acceptance.hits == [0.0, 1.0, 2.0, 2.0]
+    assert acceptance.hits == [0.0, 1.0, 2.0, 1.0 + 0.5 + 0.8]
 
 
 def test_what_is_expected_holds_until_something_is_seen() -> None:

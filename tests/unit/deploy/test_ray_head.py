@@ -73,12 +73,16 @@ def test_nothing_is_left_of_a_start_that_is_interrupted(
     )
 
 
-def test_what_a_killed_start_left_is_found(
+def test_what_an_impatient_end_left_is_found(
     folder: StateFolder, begun: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is killed cleans nothing up; so the files are on record before the head begins, and `down` ends what has them."""
-    monkeypatch.setattr(ray_head, "stop", lambda files: None)
-    monkeypatch.setattr(StateFolder, "clear", lambda self: None)
+    """Killed, or interrupted once more while it cleans up: the files are on record before the head begins, and `down` ends what
+    has them."""
+
+    def interrupted_again(files: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_head, "stop", interrupted_again)
     with pytest.raises(KeyboardInterrupt):
         ray_head.find(folder, topology.parse({"target": {"model": "table"}}).ray, RUNNING, "specwire", 1.0)
     monkeypatch.undo()
@@ -187,6 +191,13 @@ def test_what_does_not_answer_is_left_behind() -> None:
     with pytest.raises(StartError, match="Ray does not answer within 0 s"):
         ready.within(0.01, "Ray", over.wait)
     over.set()
+
+
+def test_only_rays_of_ours_are_ended() -> None:
+    """A folder that is in everybody's command would end everybody."""
+    for other in ("", "/", "/tmp"):
+        with pytest.raises(ValueError, match="not the folder of a Ray of ours"):
+            ray_head.stop(Path(other))
 
 
 def test_parts_whose_holder_was_killed_are_found_and_ended(tmp_path: Path) -> None:

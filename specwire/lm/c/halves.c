@@ -26,8 +26,8 @@ static const struct {
 
 INLINE size_t steps_of(size_t inputs) { return (inputs + INPUTS - 1) / INPUTS; }
 
-/* A row of x becomes PARTS of a tile (an infinity becomes none, and its row not-a-number): [rows / TILE_ROWS, inputs / INPUTS, tile]. What a tile holds beside them is left as it was: nobody
- * asks what becomes of it, and rows do not see each other. */
+/* A row of x becomes PARTS of a tile (an infinity becomes none, and its row not-a-number): [rows / TILE_ROWS, inputs / INPUTS, tile].
+ * What a tile holds beside them is left as it was: nobody asks what becomes of it, and rows do not see each other. */
 INLINE void split(const float *x, size_t inputs, void *to, size_t row) {
     __m512bh *tile = (__m512bh *)((char *)to + row / TILE_ROWS * steps_of(inputs) * TILE) + row % TILE_ROWS * PARTS;
     for (size_t k = 0; k < inputs; k += INPUTS, tile += TILE / sizeof *tile) {
