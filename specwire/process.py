@@ -24,7 +24,8 @@ def prepare_to_compute() -> None:
 
 
 def keep_what_is_there() -> None:
-    """Called once a process of ours serves, and in no other: it is for all that the process holds. What was loaded by then stays until the end: to look through hundreds of thousands of objects
-    for garbage, as the interpreter does now and then, would hold up whoever is served for some tenths of a second."""
+    """Called once a process of ours serves, and in no other: it is for all that the process holds. What was loaded by then stays
+    until the end: to look through hundreds of thousands of objects for garbage, as the interpreter does now and then, would hold
+    up whoever is served for some tenths of a second."""
     gc.collect()
     gc.freeze()
