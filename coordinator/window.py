@@ -280,8 +280,9 @@ class RequestWindow:
         moved = [lift + level * a for a in base[first : first + limit]]
         chances = [(h + weight * a) / (t + weight) for h, t, a in zip(hits[first:], tries[first:], moved, strict=False)]
         chances += moved[len(chances) :]
-        if len(chances) < limit:  # like the last that anything is known of
-            last = chances[-1] if chances else lift + level * (base[-1] if base else PRIOR)
+        if len(chances) < limit:
+            # longer matches than are told apart are one; a place in a block that nobody has judged is like the last that was
+            last = chances[-1] if source is Source.NGRAM else lift + level * (base[-1] if base else PRIOR)
             chances += [last] * (limit - len(chances))
         return chances
 

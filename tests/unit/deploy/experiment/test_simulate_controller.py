@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import pytest
@@ -72,11 +73,12 @@ def test_near_the_best_where_prompts_are_read(sessions: int, answer: int, prompt
     [(a, link, n) for n in (1, 4, 16, 64) for link in (0, 20, 80) for a in (0.3, 0.7, 0.95)],
 )
 def test_near_the_best_everywhere(acceptance: float, draft_link_ms: float, sessions: int) -> None:
-    """The same over a grid, with lengths from 1 to 8."""
+    """The same over a grid, with lengths from 1 to 8. One session alone has luck: two runs of it differ by 2 %."""
     run = {"rounds": max(10, 1500 // sessions), "warm_up": max(60, 800 // sessions)}
-    found = compare(world(acceptance, draft_link_ms, sessions), (1, 2, 4, 8), **run)
+    there, seeds = world(acceptance, draft_link_ms, sessions), range(4 if sessions == 1 else 1)
+    found = [compare(there, (1, 2, 4, 8), seed=seed, **run) for seed in seeds]
 
-    assert found.ratio > 0.95, str(found.best)
+    assert statistics.mean(each.ratio for each in found) > 0.95, [str(each.best) for each in found]
 
 
 @pytest.mark.parametrize(("sessions", "draft_link_ms"), [(1, 0), (1, 20), (4, 0), (4, 20), (16, 0), (64, 0)])
