@@ -125,6 +125,8 @@ class RequestTracing:
         attributes = call_attributes(DRAFT_METHOD, session.draft_name or "", whole)
         attributes["specwire.drafted"] = tokens
         end = now_ns() if way is None else session.to_draft.ready_ns + way.total_us * 1000
+        if whole is not None and whole is not way:  # as long as they were together, what lay between them left out
+            begun = end - whole.total_us * 1000
         self._write(trace, names.PROPOSE, round_.propose, round_.ref, "client", begun, end, attributes, error)
 
     def _write(

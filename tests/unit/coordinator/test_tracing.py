@@ -139,8 +139,10 @@ def test_a_block_that_took_two_tasks_tells_of_both() -> None:
     play.block(session)
     play.verdict(session)
 
-    said = play.one("draft.propose").attributes
+    span = play.one("draft.propose")
+    said = span.attributes
     assert session.clock.round.draft == WAY + WAY
+    assert span.us == pytest.approx((WAY + WAY).total_us, abs=1)
     assert (400, 800) == (said["specwire.transfer_us"], said["specwire.compute_us"])
 
 
