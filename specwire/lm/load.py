@@ -50,7 +50,7 @@ class ModelConfig(BaseModel):
     """Llama and its relatives run on our own layers: on CPUs compiled ones (native.py), else ones of fewer and larger operations
     (fused.py); false: on transformers' own."""
     cuda_graphs: bool = True
-    """On a GPU, steps of our own layers are repeated from recordings, one for each shape that is met (static_steps.py); false: each
+    """On a GPU, steps of our own layers are repeated from recordings, made at loading for each shape (static_steps.py); false: each
     step is started kernel by kernel."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads on a CPU; 0: as the library decides."""

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import transformers
 
+from specwire.law.errors import InvalidArgument
 from specwire.law.values import GREEDY
 from specwire.lm import compat
 from specwire.lm.port import Feed, ModelSpec
@@ -208,10 +209,8 @@ def _random_model(size: str, device: torch.device, dtype: torch.dtype, capacity:
     torch.manual_seed(1)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    for (
-        name,
-        values,
-    ) in model.named_parameters():  # so that a layer adds about what it is given, and no two rows are alike
+    # so that a layer adds about what it is given, and no two rows are alike
+    for name, values in model.named_parameters():
         if values.ndim > 1:
             values.data.normal_(std=1.0 if "embed" in name else values.shape[1] ** -0.5)
     return model.eval().requires_grad_(False)
@@ -249,7 +248,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     try:
         device, sizes, sessions = _checked(asked)
-    except ValueError as error:
+    except InvalidArgument as error:
         print(error, file=sys.stderr)
         return 2
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -297,32 +296,30 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _checked(asked: Any) -> tuple[torch.device, list[str], list[int]]:
-    """Raises ValueError, which names what is wrong."""
+    """Raises InvalidArgument, which names the option."""
     try:
         device = torch.device(asked.device)
     except RuntimeError:
-        raise ValueError(f"--device: got {asked.device!r}, must be cuda, cuda:N or cpu") from None
+        raise InvalidArgument("--device", asked.device, "cuda, cuda:N or cpu") from None
     count = torch.cuda.device_count() if device.type == "cuda" else 1
     if device.type not in ("cuda", "cpu") or (device.index or 0) >= count:
-        raise ValueError(f"--device: got {asked.device!r}, must be cpu or one of the {count} CUDA devices here")
+        raise InvalidArgument("--device", asked.device, f"cpu or one of the {count} CUDA devices here")
     sizes = asked.sizes.split(",")
     for size in sizes:
         if size not in SIZES:
-            raise ValueError(f"--sizes: got {size!r}, must be of {', '.join(SIZES)}")
+            raise InvalidArgument("--sizes", size, f"of {', '.join(SIZES)}")
     try:
         sessions = [int(each) for each in asked.sessions.split(",")]
     except ValueError:
         sessions = [0]
     if min(sessions) < 1 or max(sessions) > 256:
-        raise ValueError(
-            f"--sessions: got {asked.sessions!r}, must be whole numbers from 1 to 256, with commas between them"
-        )
+        raise InvalidArgument("--sessions", asked.sessions, "whole numbers from 1 to 256, with commas between them")
     for option, least, most in (("context", 1, 100_000), ("repeats", 2, 10_000)):
         value = getattr(asked, option)
         if not least <= value <= most:
-            raise ValueError(f"--{option}: got {value}, must be from {least} to {most}")
+            raise InvalidArgument(f"--{option}", value, f"from {least} to {most}")
     if not asked.limit > 0:
-        raise ValueError(f"--limit: got {asked.limit}, must be above 0")
+        raise InvalidArgument("--limit", asked.limit, "above 0")
     return device, sizes, sessions
 
 

@@ -125,9 +125,7 @@ class TorchModel:
         self._lengths.check(feeds)
         self._lengths.begin(feeds)
         if self._native is not None:
-            scores = self._native(feeds)
-            if self._holes is not None:
-                scores.index_fill_(1, self._holes, float("-inf"))
+            scores = self._tokens_only(self._native(feeds))
             self._lengths.end(feeds)
             return scores
         if self._static is not None:
