@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from specwire.v1 import inference_pb2 as pb
 
 Say = Callable[[str], None]
-_CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
 
 
 def up(plan: Topology, source: str, use_ray: bool, timeout_s: float, say: Say) -> tuple[Running, pb.GetStatsResponse]:
@@ -30,7 +28,7 @@ def up(plan: Topology, source: str, use_ray: bool, timeout_s: float, say: Say) -
 
     Raises TopologyError, StateError, StartError."""
     folder = state.folder()
-    with folder.exclusively(), _kept_in(folder), _said_of(source):
+    with folder.exclusively(), _said_of(source):
         _refuse_second(folder)
         plan = _with_port(plan)
         say("looking at the models")
@@ -48,7 +46,7 @@ def up(plan: Topology, source: str, use_ray: bool, timeout_s: float, say: Say) -
 def down(grace_s: float) -> list[str]:
     """Stops what `up` started. Returns the names of what was stopped. Raises StateError when nothing runs."""
     folder = state.folder()
-    with folder.exclusively(), _kept_in(folder):
+    with folder.exclusively():
         running = folder.read()
         if running is None:
             raise NothingRuns("nothing is running")
@@ -88,19 +86,6 @@ def resolver() -> Callable[[str], str]:
     from deploy import models
 
     return cache(lambda name: str(models.resolve(name)))
-
-
-@contextlib.contextmanager
-def _kept_in(folder: StateFolder) -> Iterator[None]:
-    """A state that cannot be written is told of by its folder: a full disk does not say which one it is. Raises StateError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _CANNOT_WRITE or not Path(error.filename or folder.path).is_relative_to(folder.path):
-            raise
-        raise StateError(
-            f"{error.filename or folder.path}: {error.strerror}; SPECWIRE_STATE says where the state of services is kept"
-        ) from None
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ the service itself says.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -21,6 +22,8 @@ import psutil
 from specwire.law.errors import CallerFault
 
 VERSION = 2
+WHERE = "SPECWIRE_STATE says where the state of services is kept"
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Another number after each start of the machine. On Linux only."""
 
@@ -156,9 +159,7 @@ class StateFolder:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StateError(
-                    f"{folder}: cannot be made ({error.strerror}); SPECWIRE_STATE says where the state of services is kept"
-                ) from None
+                raise StateError(f"{folder}: cannot be made ({error.strerror}); {WHERE}") from None
         with contextlib.suppress(OSError):
             self.path.chmod(0o700)
 
@@ -184,14 +185,21 @@ class StateFolder:
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Held by `up` and `down`, so that two of them do not meet. Raises StateError at once when another holds it."""
+        """Held by `up` and `down`, so that two of them do not meet. Raises StateError at once when another holds it, and where the
+        folder cannot be written: a full disk does not say which one it is."""
         self.prepare()
         with (self.path / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise StateError(f"another `specwire up` or `down` is at work in {self.path}") from None
-            yield
+            try:
+                yield
+            except OSError as error:
+                where = Path(error.filename or self.path)
+                if error.errno not in CANNOT_WRITE or not where.is_relative_to(self.path):
+                    raise
+                raise StateError(f"{where}: {error.strerror}; {WHERE}") from None
 
 
 def folder() -> StateFolder:
